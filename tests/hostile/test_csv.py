@@ -39,17 +39,7 @@ def test_other_text_stays_as_it_is(text):
 @given(texts)
 def test_it_is_read_back_the_same(text):
     (row,) = (
-        csv.DictReader(
-            io.StringIO(
-                as_csv(
-                    ["x"],
-                    [
-                        {"x": text},
-                    ],
-                ).decode(),
-                newline="",
-            )
-        )
+        csv.DictReader(io.StringIO(as_csv(["x"], [{"x": text}]).decode(), newline=""))
         if text
         else ({"x": ""},)
     )

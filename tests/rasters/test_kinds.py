@@ -244,11 +244,7 @@ def dicom(values: np.ndarray, syntax: str, **elements: object) -> "pydicom.Datas
 
 DEEP = (scene(1, "uint16", size=SIDES)[0] * 0.4).astype(np.uint16)
 COLOUR = scene(3, size=SIDES).transpose(1, 2, 0)
-SYNTAXES = (
-    "ExplicitVRLittleEndian",
-    "ImplicitVRLittleEndian",
-    "ExplicitVRBigEndian",
-)
+SYNTAXES = ("ExplicitVRLittleEndian", "ImplicitVRLittleEndian", "ExplicitVRBigEndian")
 DICOM: dict[str, Callable[[], "pydicom.Dataset"]] = {
     **{
         f"{dtype} {syntax}": partial(dicom, DEEP.astype(dtype), syntax)

@@ -11,14 +11,7 @@ import pytest
 from PIL import Image
 
 from equicam import EquicamError
-from equicam.images.items import (
-    Item,
-    digest_items,
-    open_item,
-    parse_box,
-    sample_by_class,
-    valid_utf8,
-)
+from equicam.images.items import Item, digest_items, open_item, parse_box, sample_by_class, valid_utf8
 
 
 def item(name: str, label: int | str | None = None) -> Item:

@@ -162,8 +162,7 @@ def test_a_long_chain_of_pages_ends(monkeypatch):
 
 @pytest.mark.real
 @pytest.mark.parametrize(
-    ("name", "found"),
-    [("RGBA.uint16.tif", "4 bands of 16 bits"), ("RGB.byte.tif", ""), ("cogeo.tif", "")],
+    ("name", "found"), [("RGBA.uint16.tif", "4 bands of 16 bits"), ("RGB.byte.tif", ""), ("cogeo.tif", "")]
 )
 def test_real_rasters(name, found):
     if not (RASTERS / name).is_file():

@@ -44,11 +44,8 @@ def read_image_bytes(path: Path, index: int) -> bytes:
     batch, what = stream.batches[number], f"row {index} of {str(path)!r}"
     cell = _column(path, batch, image)[index - stream.ends[number] + batch.num_rows].as_py() or {}
     if not isinstance(data := cell.get("bytes"), bytes):
-        got, fix = (
-            "a path" if cell.get("path") else "none",
-            "save_to_disk, which copies images into its files",
-        )
-        raise EquicamError(what, "the bytes of an image", got, fix)
+        fix = "save_to_disk, which copies images into its files"
+        raise EquicamError(what, "the bytes of an image", "a path" if cell.get("path") else "none", fix)
     refuse_large(len(data), what, MAX_IMAGE_BYTES)
     return data
 
@@ -117,6 +114,5 @@ def refuse_in_memory(given: object, what: str) -> None:
     """Refuse an object of that library, by its type: a run records a folder, from which it can be computed again."""
     if type(given).__module__.partition(".")[0] == "datasets" and type(given).__name__.endswith(KINDS):
         fix = 'data.save_to_disk("folder") and then "folder", or for explain its images, as in data[:8]["image"]'
-        raise EquicamError(
-            what, "files, or images in memory", f"a {type(given).__name__} of Hugging Face", fix
-        )
+        got = f"a {type(given).__name__} of Hugging Face"
+        raise EquicamError(what, "files, or images in memory", got, fix)

@@ -29,7 +29,7 @@ from PIL import Image
 
 from equicam.errors import EquicamError, ModelError, error_text
 from equicam.images.files import FileStat, RemotePath, file_stat
-from equicam.images.formats import LevelPixels, UprightImage
+from equicam.images.formats import LevelPixels
 from equicam.images.item_table import Items
 from equicam.images.items import Box, Item, ItemContent, LoadedItem, read_item
 from equicam.images.limited import (
@@ -40,6 +40,7 @@ from equicam.images.limited import (
     end_with_parent,
     enter,
     give_back_freed_memory,
+    is_memory_error,
     limit_time,
     limits,
     limits_scale,
@@ -82,7 +83,7 @@ class DecodedImage:
 
 def failure_reason(error: Exception) -> Reason:
     """Why an image could not be decoded or preprocessed; every exception counts."""
-    if isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError):
+    if is_memory_error(error):
         return Reason("out-of-memory")
     if isinstance(error, TimeLimitError):
         return Reason("decoding-timeout", {"seconds": limits()[0]})
@@ -96,52 +97,33 @@ def failure_reason(error: Exception) -> Reason:
 def decode_image(
     item: Item, preprocess: Preprocess, input_box: InputBox, content: ItemContent | None = None
 ) -> DecodedImage:
-    """Read an image's file once, digest, decode and preprocess it; any exception on the way becomes its reason.
-
-    With `content` nothing is read: the bytes are in memory.
-    """
-    start = time.perf_counter()
-    found = DecodedImage(item)
-    try:
-        content = content or read_item(item)
-        found = replace(found, **asdict(content.stat), sha256=content.sha256)
-        found = _preprocess(found, content.pixels or content.decode(), preprocess, input_box)
-    except Exception as error:  # noqa: BLE001  # a bad image never ends a run
-        found = _with_failure(found, error)
-    return replace(found, seconds=time.perf_counter() - start)
+    """Read an image's file once, digest, decode and preprocess it; with `content` nothing is read: the bytes are in memory."""
+    return preprocess_loaded(item, lambda: content or read_item(item), preprocess, input_box)
 
 
 def preprocess_loaded(
-    item: Item, load: Callable[[], LoadedItem], preprocess: Preprocess, input_box: InputBox
+    item: Item, load: Callable[[], ItemContent | LoadedItem], preprocess: Preprocess, input_box: InputBox
 ) -> DecodedImage:
-    """The same in a process that opens no files: `load` asks one that does, and this one preprocesses."""
-    found = DecodedImage(item)
+    """An image that `load` reads, here or in a process that opens files, as the model's input; any exception on the way becomes its reason."""
+    start, found = time.perf_counter(), DecodedImage(item)
     try:
         loaded = load()
         found = replace(found, **asdict(loaded.stat), sha256=loaded.sha256)
-        return _preprocess(found, loaded.content, preprocess, input_box)
-    except Exception as error:  # noqa: BLE001  # as above
-        return _with_failure(found, error)
-
-
-def _preprocess(
-    found: DecodedImage, content: UprightImage | WindowPixels, preprocess: Preprocess, input_box: InputBox
-) -> DecodedImage:
-    if isinstance(content, WindowPixels):
-        tile = content.tile
-        found = replace(
-            found, width=tile, height=tile, input_box=(0.0, 0.0, float(tile), float(tile)),
-            margin=content.margin, nodata=not content.valid.all(),
-        )  # fmt: skip
-        return _with_pixels(found, preprocess(content))
-    image, size = content.image, content.image.size
-    found = replace(found, width=size[0], height=size[1], as_stored=content.orientation is None)
-    return _with_pixels(replace(found, input_box=input_box(size)), preprocess(image))
-
-
-def _with_failure(found: DecodedImage, error: Exception) -> DecodedImage:
-    stat = file_stat(found.item.path) if found.sha256 is None else None
-    return replace(found, **asdict(stat) if stat else {}, x=None, reason=failure_reason(error))
+        content = loaded.content
+        if isinstance(content, WindowPixels):
+            size, box = (content.tile,) * 2, (0.0, 0.0, float(content.tile), float(content.tile))
+            shown = replace(found, margin=content.margin, nodata=not content.valid.all())
+        else:
+            size, box = content.image.size, input_box(content.image.size)
+            shown = replace(found, as_stored=content.orientation is None)
+        shown = replace(shown, width=size[0], height=size[1], input_box=box)
+        found = _with_pixels(
+            shown, preprocess(content if isinstance(content, WindowPixels) else content.image)
+        )
+    except Exception as error:  # noqa: BLE001  # a bad image never ends a run
+        stat = {} if found.sha256 else asdict(file_stat(item.path))
+        found = replace(found, **stat, x=None, reason=failure_reason(error))
+    return replace(found, seconds=time.perf_counter() - start)
 
 
 def _with_pixels(found: DecodedImage, pixels: NDArray[np.float32] | LevelPixels) -> DecodedImage:

@@ -221,9 +221,8 @@ def _to_grey(
     low = -(2 ** (layout.bits - 1)) if layout.signed else 0
     ends = real(np.array([low, low + 2**layout.bits - 1]))
     rgb = np.empty((*values.shape, 3), np.uint8)
-    for start in range(
-        0, len(values), BAND_ROWS
-    ):  # float64 copies of a whole large image would take gigabytes
+    # in bands, because float64 copies of a whole large image would take gigabytes
+    for start in range(0, len(values), BAND_ROWS):
         band = slice(start, start + BAND_ROWS)
         x = real(values[band])
         if isinstance(window, _Table):
@@ -278,9 +277,8 @@ def _read_layout(header: Any, little_endian: bool, what: str) -> _Layout:
     numbers = ("SamplesPerPixel", "BitsAllocated", "BitsStored")
     samples, allocated, bits = (_count(header, name, what) for name in numbers)
     if samples != (1 if photometric.startswith(("MONO", "PAL")) else 3):
-        raise EquicamError(
-            what, f"the samples of {photometric}", f"{samples} per pixel", "a fresh copy of it"
-        )
+        needs = f"the samples of {photometric}"
+        raise EquicamError(what, needs, f"{samples} per pixel", "a fresh copy of it")
     if allocated not in (8, 16, 32) or not 1 <= bits <= allocated:
         raise EquicamError(what, "8, 16 or 32 bits per value", f"{bits} in {allocated} bits", "a copy as PNG")
     if samples == 3 and allocated != 8:
@@ -293,9 +291,8 @@ def _frame_count(header: Any, file_bytes: int, what: str) -> int:
     count = 1 if found is None else int(found)
     if not 1 <= count <= min(MAX_FRAMES, file_bytes):
         got = f"{count:,}" if abs(count) < 10**12 else "an absurd number"
-        raise EquicamError(
-            what, f"1 to {MAX_FRAMES:,} frames that its size can hold", got, "a fresh copy of it"
-        )
+        needs = f"1 to {MAX_FRAMES:,} frames that its size can hold"
+        raise EquicamError(what, needs, got, "a fresh copy of it")
     return count
 
 
@@ -403,11 +400,8 @@ def _refuse_unknown(syntax: Any, what: str) -> None:
     with suppress(NotImplementedError):
         if get_decoder(syntax).is_available:
             return
-    needs, fix = (
-        "a transfer syntax that can be decoded here",
-        "pip install pylibjpeg[all], or a copy without compression",
-    )
-    raise EquicamError(what, needs, _syntax_name(syntax), fix)
+    fix = "pip install pylibjpeg[all], or a copy without compression"
+    raise EquicamError(what, "a transfer syntax that can be decoded here", _syntax_name(syntax), fix)
 
 
 def _syntax_name(syntax: Any) -> str:

@@ -51,9 +51,7 @@ class RemotePath:
 
     url: str
     stat: FileStat | None = field(default=None, compare=False)  # from a listing: saves a request per file
-    allowed: bool = field(
-        default=True, compare=False
-    )  # False: only a list names it, so it is never requested
+    allowed: bool = field(default=True, compare=False)  # False: only a list names it; never requested
 
     def __str__(self) -> str:
         return self.url
@@ -198,11 +196,8 @@ def as_path(text: str | Path | RemotePath) -> AnyPath:
     except ValueError as error:
         raise EquicamError("a URL", "a host and a path", error, "s3://bucket/folder") from error
     if password:
-        needs, fix = (
-            "no password in it, because it is written into results",
-            "the settings of the store's own library",
-        )
-        raise EquicamError("a URL", needs, "one with a password", fix)
+        needs = "no password in it, because it is written into results"
+        raise EquicamError("a URL", needs, "one with a password", "the settings of the store's own library")
     return RemotePath(str(text))
 
 

@@ -80,9 +80,14 @@ class ItemContent:
             return decode(self.data, f"image {str(self.item.path)!r}", self.item.voi)
         return UprightImage(Image.frombytes("RGB", self.size, self.data), 1)
 
+    @property
+    def content(self) -> "UprightImage | WindowPixels":
+        """The image, or the pixels of a window."""
+        return self.pixels or self.decode()
+
     def load(self) -> "LoadedItem":
-        """The image or window, and the digest."""
-        return LoadedItem(self.sha256, self.pixels or self.decode(), self.stat)
+        """The same, decoded."""
+        return LoadedItem(self.sha256, self.content, self.stat)
 
 
 @dataclass(frozen=True)

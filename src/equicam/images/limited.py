@@ -242,9 +242,9 @@ class _Child:
         # not a multiprocessing.Process: a daemon may not start one, and forks keep their parent's locks
         with theirs:
             command, env = [sys.executable, "-c", code], os.environ | _ONE_THREAD
-            self.process = subprocess.Popen(
+            self.process = subprocess.Popen(  # noqa: S603  # ourselves
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=env
-            )  # noqa: S603
+            )
 
     def request(self, function: Callable[[], Any], seconds: float) -> Iterator[tuple[str, Any]]:
         """Kinds and values of its answers, until the last."""

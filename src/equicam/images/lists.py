@@ -114,21 +114,22 @@ def _csv(path: AnyPath, data: File, _group: str) -> Iterator[Row]:
     """Rows of text; invalid UTF-8 is kept, because a path may contain it."""
     with io.TextIOWrapper(data, "utf-8-sig", "surrogateescape", newline="") as file:
         reader = csv.reader(iter(partial(_line, file, path), ""), strict=True)
+
+        def where() -> str:
+            return f"{_name(path)}, line {reader.line_num},"
+
         try:
             columns = [name.strip() for name in next(reader, [])]
             _check(columns, path)
             for cells in reader:
                 if len(cells) > len(columns):
-                    what, fix = (
-                        f"{_name(path)}, line {reader.line_num},",
-                        "quotes around cells that hold a comma",
-                    )
-                    raise EquicamError(what, f"{len(columns)} cells", len(cells), fix)
+                    fix = "quotes around cells that hold a comma"
+                    raise EquicamError(where(), f"{len(columns)} cells", len(cells), fix)
                 if cells:
                     yield reader.line_num, dict(zip_longest(columns, cells, fillvalue=""))
         except csv.Error as error:
-            what, fix = f"{_name(path)}, line {reader.line_num},", "quotes that are closed and doubled"
-            raise EquicamError(what, "well-formed CSV", error, fix) from error
+            fix = "quotes that are closed and doubled"
+            raise EquicamError(where(), "well-formed CSV", error, fix) from error
 
 
 def _line(file: io.TextIOWrapper, path: AnyPath) -> str:

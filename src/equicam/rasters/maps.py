@@ -74,11 +74,8 @@ class GeoRaster(Raster):
 
         data = self._levels[0]
         if data.tags(ns="OVERVIEWS"):
-            got, fix = (
-                "one that names overviews in another file",
-                "a copy with its own overviews (gdal_translate -of COG)",
-            )
-            raise bad_raster(path, "all its pixels in it", got, fix)
+            fix = "a copy with its own overviews (gdal_translate -of COG)"
+            raise bad_raster(path, "all its pixels in it", "one that names overviews in another file", fix)
         types = set(data.dtypes)
         if len(types) != 1 or not 1 <= data.count <= MAX_BANDS or "complex" in min(types):
             got = f"{data.count} bands, {sorted(types)}"

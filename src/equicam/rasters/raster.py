@@ -235,10 +235,8 @@ def _band_indices(bands: tuple[str, ...], names: tuple[str, ...]) -> tuple[int, 
         by_number = int(name) - 1 if name.isdecimal() and len(name) < 6 else -1
         place = known.get(name.casefold(), by_number)
         if not 0 <= place < len(bands):
-            needs, fix = (
-                f"one of {', '.join(bands[:20])}, or a number from 1",
-                "--bands with names or numbers of the file",
-            )
+            needs = f"one of {', '.join(bands[:20])}, or a number from 1"
+            fix = "--bands with names or numbers of the file"
             raise EquicamError(f"band {name!r}", needs, "no such band", fix)
         found.append(place)
     return tuple(found)
@@ -330,9 +328,9 @@ def _open(path: AnyPath, head: bytes, what: str) -> Raster:
     # slides have several images of their own, and OpenSlide knows which vendor's; without it, rasterio reads a plain tiled TIFF
     many = len(images) > 1 or "Aperio" in first.description
     plain = first.is_tiled and first.is_rgb8 and find_spec("openslide") is not None
-    if not first.georeferenced and (many or plain):
-        if _vendor(path, head, what) not in (None, *(["generic-tiff"] if many else [])):
-            return _open_slide(path, what)
+    others = (None, "generic-tiff") if many else (None,)
+    if not first.georeferenced and (many or plain) and _vendor(path, head, what) not in others:
+        return _open_slide(path, what)
     return _open_map(path, what, jpeg2000=False)
 
 

@@ -145,20 +145,8 @@ def _cut(item: Item, tiling: Tiling, margin: int) -> _Cut:
         with refusing(f"raster {str(item.path)!r}", "a file that can be read"):
             raster = open_raster(item.path)
             info = raster.info
-            said = [
-                "kind",
-                "width",
-                "height",
-                "bands",
-                "dtype",
-                "mpp",
-                "crs",
-                "transform",
-                "origin",
-                "reader",
-            ]
-            known = replace(known, **{name: getattr(info, name) for name in said})
-            known = replace(known, mpp=tiling.mpp_is or info.mpp)
+            said: dict[str, Any] = {name: value for name, value in vars(info).items() if hasattr(known, name)}
+            known = replace(known, **said | {"mpp": tiling.mpp_is or info.mpp})
             resolve_input(info, tiling.input, str(item.path))
             places, side, left_out = _places(raster, item.path, tiling)
     except EquicamError as error:
@@ -207,14 +195,10 @@ def _places(
     inside = np.ones(len(x), bool)
     if tiling.regions is not None:
         labels, inside = find_in_regions(read_regions(info, path, tiling.regions), x + side / 2, y + side / 2)
-    kept = has_data & is_tissue & inside
-    reasons = {
-        "background": has_data & ~is_tissue,
-        "nodata": ~has_data,
-        "outside": has_data & is_tissue & ~inside,
-    }
-    places = [(float(x[i]), float(y[i]), labels[i]) for i in np.flatnonzero(kept)]
-    return places, side, {name: int(some.sum()) for name, some in reasons.items()}
+    shown = has_data & is_tissue
+    left_out = {"background": has_data & ~is_tissue, "nodata": ~has_data, "outside": shown & ~inside}
+    places = [(float(x[i]), float(y[i]), labels[i]) for i in np.flatnonzero(shown & inside)]
+    return places, side, {name: int(some.sum()) for name, some in left_out.items()}
 
 
 def _pixels_per_pixel(raster: Raster, tiling: Tiling, name: str) -> float:
