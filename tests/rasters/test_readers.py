@@ -67,18 +67,14 @@ def slow_bilinear(plane, x, y, scale, size):
 def test_fractional_windows_agree_between_readers_and_with_the_scene(files, x, y, scale):
     folder, image = files
     side, size = 90 * scale, 90
-    found = {
-        name: open_raster(folder / name)
-        .read((x, y, x + side, y + side), (size, size), RGB)
-        .values.astype(float)
-        for name in ("slide.tif", "slide.ome.tif")
-    }
-    np.testing.assert_array_equal(found["slide.tif"], found["slide.ome.tif"])
+    box, names = (x, y, x + side, y + side), ("slide.tif", "slide.ome.tif")
+    found, other = (open_raster(folder / name).read(box, (size, size), RGB).values for name in names)
+    np.testing.assert_array_equal(found, other)
     expected = np.stack([slow_bilinear(band, x, y, scale, size) for band in image])
     assert expected.std() > 5
-    assert np.abs(found["slide.tif"] - expected).mean() < 0.8
+    assert np.abs(found - expected).mean() < 0.8
     moved = np.stack([slow_bilinear(band, x + scale, y, scale, size) for band in image])
-    assert np.abs(found["slide.tif"] - moved).mean() > 2 * np.abs(found["slide.tif"] - expected).mean()
+    assert np.abs(found - moved).mean() > 2 * np.abs(found - expected).mean()
 
 
 def test_a_map_agrees_with_a_slide_where_both_have_one_level(tmp_path):
@@ -190,6 +186,19 @@ def test_deep_pixels_need_bands_and_a_scale(tmp_path):
     found = read_window(tmp_path / "deep.tif", window(0, 0, 64, bands="4,3,2", scale=10_000))
     assert found.values.dtype == np.uint16
     assert found.scale == 10_000
+
+
+@pytest.mark.parametrize(("alpha", "bands"), [(0, "1,1,1"), (2, "1,1,1"), (4, "1,2,3"), (5, "4,3,2")])
+def test_the_bands_to_try_are_in_the_file_and_no_transparency(tmp_path, alpha, bands):
+    from rasterio.enums import ColorInterp
+
+    path = write_geotiff(tmp_path / "deep.tif", scene(alpha or 2, "uint16"))
+    with pytest.importorskip("rasterio").open(path, "r+") as file:
+        file.colorinterp = [ColorInterp.alpha if i == alpha else ColorInterp.gray for i in file.indexes]
+    with pytest.raises(EquicamError, match="bands to be chosen") as error:
+        read_window(path, window(0, 0, 64, scale=10_000))
+    assert error.value.fix == f"--bands {bands}"
+    assert read_window(path, window(0, 0, 64, scale=10_000, bands=bands)).values.shape == (3, 64, 64)
 
 
 def test_pictures_use_one_range_for_the_whole_raster(tmp_path):

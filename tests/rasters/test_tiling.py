@@ -224,14 +224,8 @@ def test_an_input_takes_what_it_leaves_open_from_the_model():
 
 
 def test_a_tiling_survives_json():
-    made = Tiling(
-        224,
-        "disc",
-        0.1,
-        mpp_is=0.25,
-        regions="r.geojson",
-        input=Input("4,3,2", 1e4, (0.1,) * 3, (0.2,) * 3, 10),
-    )
+    given = Input("4,3,2", 1e4, (0.1,) * 3, (0.2,) * 3, 10)
+    made = Tiling(224, "disc", 0.1, mpp_is=0.25, regions="r.geojson", input=given)
     assert Tiling.from_json(json.loads(json.dumps(made.to_json()))) == made
 
 

@@ -98,19 +98,18 @@ def test_sample_of_nothing_and_of_less_than_one():
 def test_a_digest_shows_every_change_but_not_where_the_files_are():
     one = Item("a", Path("a"), 1, ((0.0, 0.0, 1.0, 1.0),), (0.0, 0.0, 2.0, 2.0))
     pair = [one, item("b")]
-    changed = [
-        [replace(one, id="c"), pair[1]],
-        [replace(one, label="1"), pair[1]],
-        [replace(one, label=None), pair[1]],
-        [replace(one, boxes=()), pair[1]],
-        [replace(one, boxes=(*one.boxes, (2.0, 2.0, 3.0, 3.0))), pair[1]],
-        [replace(one, boxes=(one.region,), region=one.boxes[0]), pair[1]],
-        [replace(one, region=None), pair[1]],
-        pair[::-1],
-        pair[:1],
-        [one, item('b", null, [], null]\n["c')],
-        [],
+    more, swapped = (*one.boxes, (2.0, 2.0, 3.0, 3.0)), {"boxes": (one.region,), "region": one.boxes[0]}
+    changes = [
+        {"id": "c"},
+        {"label": "1"},
+        {"label": None},
+        {"boxes": ()},
+        {"boxes": more},
+        swapped,
+        {"region": None},
     ]
+    changed = [[replace(one, **change), pair[1]] for change in changes]
+    changed += [pair[::-1], pair[:1], [one, item('b", null, [], null]\n["c')], []]
     assert len({digest_items(items) for items in [pair, *changed]}) == len(changed) + 1
     assert digest_items([replace(one, path=Path("elsewhere")), pair[1]]) == digest_items(pair)
     loose = replace(one)

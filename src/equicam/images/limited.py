@@ -251,7 +251,8 @@ class _Child:
         self.calls += 1
         place = (_folder(), dict(os.environ))
         news, self._place = place if place != self._place else None, place
-        request, kind = ForkingPickler.dumps((function, seconds, news)), _NEXT
+        request: Any = ForkingPickler.dumps((function, seconds, news))
+        kind = _NEXT
         while kind == _NEXT:
             try:
                 if request:
