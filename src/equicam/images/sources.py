@@ -53,8 +53,9 @@ def list_source(
     refuse_in_memory(source, "source")
     if not isinstance(source, str | Path | RemotePath):
         raise EquicamError(
-            "source", "a folder, a file, a glob pattern or a URL", f"a {type(source).__name__}", '"folder/"'
-        )
+            "source", "a folder, a file, a glob pattern or a URL", f"an object of type {type(source).__name__}",
+            '"folder/"',
+        )  # fmt: skip
     found = _find(as_path(source), source, split, group_by, from_user, tick)
     if group_by is not None and "group" not in found.table.column_names:
         what, needs = f"group_by {group_by!r}", "an image list (items.csv) with groups in that column"
