@@ -16,7 +16,7 @@ import equicam
 from equicam.audit.compute import preprocess_to_array
 from equicam.errors import EquicamError
 from equicam.evaluate.loading import load_or_reason
-from equicam.images.decoding import SHARDS_AHEAD, DecoderPool, SharedBuffer, decode_image, decoder_count
+from equicam.images.decoding import SHARDS_AHEAD, DecoderPool, _SharedBuffer, decode_image, decoder_count
 from equicam.images.sources import find_items
 from equicam.models.images import VisibleBoxes, input_bytes
 from equicam.reasons import describe
@@ -119,7 +119,7 @@ def test_pixels_are_right_after_an_image_killed_its_worker(items, eyes):
 
 
 def test_a_place_holds_one_image_and_none_that_is_larger():
-    places, kind = SharedBuffer(16, 3), np.dtype(np.float32)
+    places, kind = _SharedBuffer(16, 3), np.dtype(np.float32)
     for place in range(3):
         assert places.put(place, np.full((2, 2), place, np.float32))
     assert [places.at(place, (2, 2), kind).mean() for place in range(3)] == [0, 1, 2]

@@ -65,7 +65,7 @@ def fills_memory() -> None:
 
 KEPT_MEMORY = """
 import torch
-from equicam.images.limited import call_alone, limit_memory
+from equicam.images.limited import call_alone, _limit_memory
 from equicam.runtime.executor import keep_freed_memory
 
 assert keep_freed_memory()
@@ -73,7 +73,7 @@ blocks = [torch.ones(2**28, dtype=torch.uint8) for _ in range(6)]
 del blocks
 
 def fill():
-    limit_memory(2**29)
+    _limit_memory(2**29)
     try:
         torch.empty(2**30 - 2**20, dtype=torch.uint8)
     except RuntimeError:

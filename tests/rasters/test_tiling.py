@@ -8,7 +8,7 @@ import pytest
 
 from equicam.errors import EquicamError
 from equicam.images import limited
-from equicam.images.items import Item, scan_order
+from equicam.images.items import Item, _scan_order
 from equicam.rasters import tiling as tilings
 from equicam.rasters.geojson import read_regions
 from equicam.rasters.options import Input, RasterWindow, Tiling, raster_id, window_id
@@ -74,7 +74,7 @@ def test_resolution_is_exact_and_ids_say_it(slide):
     assert raster_id("a#x=b.png#x=1,y=2,s=3") == "a#x=b.png"
     assert window_id("a", RasterWindow(1 / 3, 2.0, 10, Tiling(10))) == "a#x=0.333,y=2,s=10"
     assert len({one.id for one in windows}) == len(windows)
-    assert list(windows) == sorted(windows, key=scan_order)
+    assert list(windows) == sorted(windows, key=_scan_order)
 
 
 def test_missing_resolution_is_refused_and_can_be_given(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from equicam.images.files import FileStat, RemotePath, file_stats
 from equicam.images.item_table import Items
-from equicam.images.items import Item, digest_items, sample_by_class, scan_order, valid_utf8
+from equicam.images.items import Item, _scan_order, digest_items, sample_by_class, valid_utf8
 from equicam.images.sources import SUFFIXES, list_items
 from equicam.rasters.options import RasterWindow, Tiling, window_id
 
@@ -61,14 +61,14 @@ def test_columns_hold_what_objects_hold(make):
     assert list(pickle.loads(pickle.dumps(found[20:40]))) == items[20:40]
     assert found.labels() == [item.label for item in items]
     assert found.digest() == digest_items(items)
-    ordered = sorted(items, key=scan_order)
+    ordered = sorted(items, key=_scan_order)
     assert ordered != items
     assert list(found.in_scan_order()) == ordered
     assert found.path_texts().to_pylist() == [valid_utf8(str(item.path)) for item in items]
     texts = [None if item.label is None else str(item.label) for item in items]
     assert found.label_texts().to_pylist() == texts
     for n in (None, 1, 3, 7, 100, 299):
-        assert list(found.sample(n)) == sorted(sample_by_class(items, n), key=scan_order), n
+        assert list(found.sample(n)) == sorted(sample_by_class(items, n), key=_scan_order), n
     with pytest.raises(IndexError):
         found[len(items)]
 

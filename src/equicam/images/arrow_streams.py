@@ -26,7 +26,7 @@ KINDS = ("Dataset", "DatasetDict")
 
 
 @dataclass(frozen=True)
-class Stream:
+class _Stream:
     """A file, mapped."""
 
     batches: tuple[pa.RecordBatch, ...]
@@ -73,7 +73,7 @@ def _column(path: Path, batch: pa.RecordBatch, name: str) -> pa.Array:
     return found
 
 
-def _open(path: Path) -> tuple[Stream, str]:
+def _open(path: Path) -> tuple[_Stream, str]:
     """A file, and its column with bytes and path of images; of several, the one named "image"."""
     what = f"file {str(path)!r}"
     with refusing(what, "an existing file", fix=SAVED):
@@ -87,7 +87,7 @@ def _open(path: Path) -> tuple[Stream, str]:
 
 
 @lru_cache(maxsize=MAX_OPEN_FILES)
-def _map(path: str, _version: tuple[int, int]) -> Stream:
+def _map(path: str, _version: tuple[int, int]) -> _Stream:
     """A file that is mapped again when it changes."""
     with refusing(f"file {path!r}", "a whole Arrow stream", fix=SAVED):
         with open_regular(Path(path), f"file {path!r}") as file:
@@ -102,7 +102,7 @@ def _map(path: str, _version: tuple[int, int]) -> Stream:
     images = tuple(field.name for field in once if _holds_images(field.type))
     text = (pa.string(), pa.large_string())
     labels = tuple(f.name for f in once if pa.types.is_integer(f.type) or f.type in text)
-    return Stream(batches, ends, images, labels)
+    return _Stream(batches, ends, images, labels)
 
 
 def invalid(path: Path, needs: str, got: object) -> EquicamError:

@@ -159,7 +159,7 @@ def _decode_alone(
     return DecodedImage(item, **({} if content else asdict(file_stat(item.path))), reason=reason)
 
 
-class SharedBuffer:
+class _SharedBuffer:
     """Slots for arrays up to a size, in memory that forked processes share."""
 
     def __init__(self, slot_bytes: int, slots: int) -> None:
@@ -243,7 +243,7 @@ class DecoderPool:
 
     def _start_pool(self) -> None:
         # a new buffer as well: workers of a broken pool may still be writing to the old one
-        self._buffer = SharedBuffer(self._image_bytes, (SHARDS_AHEAD + 1) * self._shard_size)
+        self._buffer = _SharedBuffer(self._image_bytes, (SHARDS_AHEAD + 1) * self._shard_size)
         give_back_freed_memory()
         # forked, because a model's preprocessing may be any function, picklable or not
         context = multiprocessing.get_context("fork")
@@ -291,14 +291,14 @@ class _Submitted:
     first: int  # its first slot
     futures: Sequence[Future[list[Reply]]]
     pool: ProcessPoolExecutor
-    buffer: SharedBuffer
+    buffer: _SharedBuffer
     images_per_message: int
 
 
 _worker: dict[str, Any] = {}
 
 
-def _start_worker(settings: _Settings, buffer: SharedBuffer | None) -> None:
+def _start_worker(settings: _Settings, buffer: _SharedBuffer | None) -> None:
     with contextlib.suppress(OSError):
         os.close(settings.lock)
     end_with_parent(settings.parent)

@@ -45,7 +45,7 @@ class Item:
     group: str | None = None  # patient, slide or scene: images of one group are not independent
 
 
-def scan_order(item: Item) -> tuple[str, float, float]:
+def _scan_order(item: Item) -> tuple[str, float, float]:
     """A key that sorts items by id, and windows of a raster row by row."""
     if item.window is None:
         return item.id, 0.0, 0.0
@@ -192,7 +192,7 @@ def sample_by_class(items: Sequence[Item], n: int | None) -> list[Item]:
     Without labels every image counts as a class. Where images have groups, the images of a class come from one group after
     the other, so that a small sample has many of them. The order of `items` does not matter.
     """
-    ordered = sorted(items, key=lambda i: (*scan_order(i), str(i.path), -1 if i.index is None else i.index))
+    ordered = sorted(items, key=lambda i: (*_scan_order(i), str(i.path), -1 if i.index is None else i.index))
     labels, groups = [item.label for item in ordered], [item.group for item in ordered]
     return [ordered[place] for place in sample_places(labels, groups, n)]
 

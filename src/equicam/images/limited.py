@@ -110,7 +110,7 @@ def enter(memory_bytes: int, *, network: bool = False) -> None:
     global _in_child
     _in_child = True
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent handles Ctrl-C
-    limit_memory(memory_bytes)
+    _limit_memory(memory_bytes)
     forbid(network=network)
 
 
@@ -152,7 +152,7 @@ def limit_time(seconds: int | float) -> None:
     signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
-def limit_memory(extra: int) -> None:
+def _limit_memory(extra: int) -> None:
     """Let this process map no more than `extra` bytes beyond what it maps now; more raises a MemoryError.
 
     Only Linux reports and limits what a process maps. Memory that a parent freed and kept is given back first, because a

@@ -131,7 +131,7 @@ class Raster(ABC):
         with refusing("a window", "a part of the file that can be read"):
             return self.read_level(level, x, y, width, height, bands)
 
-    def thumbnail(self, bands: tuple[int, ...], side: int = THUMBNAIL_PX) -> "Thumbnail":
+    def thumbnail(self, bands: tuple[int, ...], side: int = THUMBNAIL_PX) -> "_Thumbnail":
         """The whole raster in a small image; cheap, not exact, and with holes where the file cannot be read."""
         info = self.info
         shrink = max(1.0, max(info.width, info.height) / side)
@@ -144,7 +144,7 @@ class Raster(ABC):
             whole = self._read_parts(level, places, (wide, size[1]), bands)
             columns = [int((i + 0.5) * wide / size[0]) for i in range(size[0])]
             pixels = Pixels(whole.pixels.values[..., columns], whole.pixels.valid[:, columns])
-            return Thumbnail(pixels, info.width / size[0], whole.unread[:, columns])
+            return _Thumbnail(pixels, info.width / size[0], whole.unread[:, columns])
         try:
             found = self.read_level(level, 0, 0, wide, high, bands)
             unread = np.zeros((high, wide), bool)
@@ -158,7 +158,7 @@ class Raster(ABC):
             found, unread = parts.pixels, parts.unread
         small = resample(found, (0, 0, wide, high), size)
         hole = _resize(unread.astype(np.float32), (0, 0, wide, high), size) > 0
-        return Thumbnail(small, info.width / size[0], hole)
+        return _Thumbnail(small, info.width / size[0], hole)
 
     def value_range(self, bands: tuple[int, ...]) -> tuple[tuple[float, float], ...]:
         """What is black and white in images of it: 0 and 255 of 8 bits, else the 2nd and 98th percentile of all of it."""
@@ -182,7 +182,7 @@ class Raster(ABC):
 
     def _read_parts(
         self, level: int, places: Sequence[tuple[int, ...]], size: tuple[int, int], bands: tuple[int, ...]
-    ) -> "Thumbnail":
+    ) -> "_Thumbnail":
         """Parts of a level (x, y, width, height, and the row where it goes) put together; what cannot be read is marked."""
         values = np.zeros((len(bands), *size[::-1]), self.info.dtype)
         valid, unread = np.zeros(size[::-1], bool), np.ones(size[::-1], bool)
@@ -191,11 +191,11 @@ class Raster(ABC):
                 part = self.read_level(level, x, y, width, height, bands)
                 here = (slice(row, row + height), slice(x, x + width))
                 values[:, *here], valid[here], unread[here] = part.values, part.valid, False
-        return Thumbnail(Pixels(values, valid), 1.0, unread)
+        return _Thumbnail(Pixels(values, valid), 1.0, unread)
 
 
 @dataclass(frozen=True)
-class Thumbnail:
+class _Thumbnail:
     """A small image of a whole raster."""
 
     pixels: Pixels
