@@ -53,17 +53,14 @@ def ome(path: Path, change: Callable[[str], str], planes: int = 1) -> Path:
     """An OME-TIFF whose description was changed."""
     import tifffile
 
-    image = scene(planes)
+    image, options = scene(planes), {"tile": (128, 128), "photometric": "minisblack"}
     with tifffile.TiffWriter(path, ome=True) as file:
-        file.write(image, tile=(128, 128), photometric="minisblack", metadata={"axes": "CYX"})
+        file.write(image, metadata={"axes": "CYX"}, **options)
     with tifffile.TiffFile(path) as file:
         text = file.ome_metadata
     with tifffile.TiffWriter(path, ome=False) as file:
         for number, plane in enumerate(image):
-            description = None if number else change(text)
-            file.write(
-                plane, tile=(128, 128), photometric="minisblack", description=description, metadata=None
-            )
+            file.write(plane, description=None if number else change(text), metadata=None, **options)
     return path
 
 
@@ -121,9 +118,8 @@ def _link_of_its_name(folder: Path, bait: Bait) -> Path:
     import tifffile
 
     image = np.ascontiguousarray(scene(size=(300, 420)).transpose(1, 2, 0))
-    tifffile.imwrite(
-        folder / "a.tif", image, tile=(128, 128), photometric="rgb", metadata=None, software="MedScan"
-    )
+    options = {"tile": (128, 128), "photometric": "rgb", "metadata": None, "software": "MedScan"}
+    tifffile.imwrite(folder / "a.tif", image, **options)
     (folder / "a.Full").symlink_to(bait.file)
     return folder / "a.tif"
 

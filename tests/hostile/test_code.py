@@ -156,9 +156,8 @@ def test_a_weights_file_that_only_a_run_names_is_not_opened(patches, tmp_path):
     model = equicam.load("embedded")
     save_file(dict(model.module.state_dict()), tmp_path / "w.safetensors")
     out = tmp_path / "run"
-    code, said = equicam_command(
-        "audit", patches, "--out", out, "--views", "2", "--n", "4", "--weights", tmp_path / "w.safetensors"
-    )
+    weights = ("--weights", tmp_path / "w.safetensors")
+    code, said = equicam_command("audit", patches, "--out", out, "--views", "2", "--n", "4", *weights)
     assert code == 0, said
     code, said = equicam_command("verify", out, "--sample", "20")
     assert code == 1, said
@@ -256,9 +255,7 @@ ODD_VALUES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [(name, value) for name, values in ODD_VALUES.items() for value in values], ids=str
-)
+@pytest.mark.parametrize(("name", "value"), [(k, v) for k, some in ODD_VALUES.items() for v in some], ids=str)
 def test_a_manifest_with_odd_values_is_refused_in_a_sentence(whole, tmp_path, name, value):
     out = shutil.copytree(whole, tmp_path / "run")
     manifest = json.loads((out / "manifest.json").read_text())
@@ -294,7 +291,7 @@ def test_odd_values_in_the_files_of_a_queue_are_refused_in_a_sentence(ranked, tm
 
 
 @pytest.mark.parametrize(
-    "name", ["items/shard-000001.parquet", "maps/shard-000001.parquet", "triage.parquet"]
+    "name", [f"{name}.parquet" for name in ("items/shard-000001", "maps/shard-000001", "triage")]
 )
 @pytest.mark.parametrize("damage", ["a column of another type", "a column less", "another table"])
 def test_tables_with_other_columns_are_refused_in_a_sentence(ranked, tmp_path, name, damage):

@@ -29,9 +29,7 @@ def test_a_cell_never_begins_with_a_formula(start):
         assert f"{separator}'{start}1" in guard_formulas(f"x{separator}{start}1") or start in "\t\r\n"
 
 
-@pytest.mark.parametrize(
-    "text", ["plain", "a-b", "2 - 1", "it's", "a; b", "x=1", "ünï ☃; 'q'", "a@b.example", ""]
-)
+@pytest.mark.parametrize("text", ["plain", "a-b", "2 - 1", "it's", "a; b", "x=1", "ünï ☃; 'q'", "a@b.c", ""])
 def test_other_text_stays_as_it_is(text):
     assert guard_formulas(text) == text
 

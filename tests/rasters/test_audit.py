@@ -155,9 +155,8 @@ def test_deep_bands_through_a_model_that_declares_its_input(tmp_path):
 
 def test_one_class_can_be_explained_everywhere(slide, tmp_path):
     model = equicam.load("embedded")
-    run = equicam.audit(
-        slide, model, tmp_path / "run", views=4, target=model.classes[1], tiling=Tiling(96, 200)
-    )
+    options = {"target": model.classes[1], "tiling": Tiling(96, 200)}
+    run = equicam.audit(slide, model, tmp_path / "run", views=4, **options)
     assert set(run.items["target"].to_pylist()) == {1}
     assert run.manifest.target == 1
     assert run.verify(2).ok
@@ -232,7 +231,7 @@ def test_a_map_at_a_url_is_read_by_ranges(tmp_path, monkeypatch):
     monkeypatch.setattr(limited, "inside", lambda: True)  # that store is in the memory of this process
     counts, read = [], RemotePath.read_bytes
     monkeypatch.setattr(
-        RemotePath, "read_bytes", lambda self, count=None: counts.append(count) or read(self, count)
+        RemotePath, "read_bytes", lambda at, count=None: counts.append(count) or read(at, count)
     )
     model, tiling = equicam.load("embedded"), Tiling(96, 150)
     run = equicam.audit("memory://scenes/scene.tif", model, tmp_path / "run", views=4, tiling=tiling)

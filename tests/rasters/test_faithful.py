@@ -27,10 +27,9 @@ def tiled(path, image, **options):
     return path
 
 
-@pytest.mark.parametrize(
-    ("bands", "dtype"), [(13, "uint16"), (3, "uint16"), (3, "float32"), (4, "uint8"), (1, "uint8")]
-)
-def test_a_tiled_tiff_without_coordinates_keeps_its_values(tmp_path, bands, dtype):
+@pytest.mark.parametrize("kind", ["13 uint16", "3 uint16", "3 float32", "4 uint8", "1 uint8"])
+def test_a_tiled_tiff_without_coordinates_keeps_its_values(tmp_path, kind):
+    bands, dtype = int(kind.split()[0]), kind.split()[1]
     image = scene(bands, dtype)
     raster = open_raster(tiled(tmp_path / "plain.tif", image))
     assert raster.info.reader.startswith("rasterio")

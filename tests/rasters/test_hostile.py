@@ -97,10 +97,8 @@ def test_damaged_rasters_give_rows_with_a_reason(tmp_path, kind, how):
     damage(path, how)
     good = tmp_path / "in" / "good.tif"
     write_geotiff(good, scene(size=(200, 200)))
-    model = equicam.load("embedded")
-    run = equicam.audit(
-        tmp_path / "in", model, tmp_path / "run", views=4, shard_size=16, tiling=Tiling(96, 96)
-    )
+    options = {"views": 4, "shard_size": 16, "tiling": Tiling(96, 96)}
+    run = equicam.audit(tmp_path / "in", equicam.load("embedded"), tmp_path / "run", **options)
     rows = run.items.to_pylist()
     assert any(row["status"] == "ok" and row["id"].startswith("good.tif") for row in rows)
     of_bad = [row for row in rows if row["id"].startswith("a.")]

@@ -108,9 +108,8 @@ def test_glass_alone_has_no_tissue():
     rng = np.random.default_rng(0)
     glass = rng.integers(240, 250, (3, 200, 200)).astype(np.uint8)
     assert _tissue(glass, np.ones((200, 200), bool)).mean() < 0.02
-    values = (
-        np.concatenate([rng.normal(0.1, 0.02, 500), rng.normal(0.6, 0.05, 300)]).clip(0, 1).astype("float32")
-    )
+    values = np.concatenate([rng.normal(0.1, 0.02, 500), rng.normal(0.6, 0.05, 300)])
+    values = values.clip(0, 1).astype("float32")
     assert 0.15 < _otsu(values) < 0.5
 
 
@@ -159,13 +158,11 @@ def test_regions_of_maps_are_in_degrees(tmp_path):
     corners = [(left, top), (left + 3000, top), (left + 3000, top - 3000), (left, top - 3000), (left, top)]
     lon, lat = transform("EPSG:32618", "EPSG:4326", *map(list, zip(*corners, strict=True)))
     file = tmp_path / "field.geojson"
-    file.write_text(
-        json.dumps({"features": [polygon([list(p) for p in zip(lon, lat, strict=True)], label="field")]})
-    )
+    field = polygon([[x, y] for x, y in zip(lon, lat, strict=True)], label="field")
+    file.write_text(json.dumps({"features": [field]}))
     windows, _ = cut(path, tile=50, regions=str(file))
-    assert {(one.window.x, one.window.y) for one in windows} == {
-        (x, y) for x in range(200, 500, 50) for y in range(100, 400, 50)
-    }
+    expected = {(x, y) for x in range(200, 500, 50) for y in range(100, 400, 50)}
+    assert {(one.window.x, one.window.y) for one in windows} == expected
 
 
 @pytest.mark.parametrize("text", ["", "[]x", "{}", '{"features": [{"geometry": {"type": "Point"}}]}', '{"features": [1]}',

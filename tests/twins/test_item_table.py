@@ -22,19 +22,12 @@ def random_items(rng, count):
         name = f"{rng.choice(NAMES)}/{rng.choice(NAMES)}{i}.png"
         path = rng.choice([Path(name), Path("/root") / name, RemotePath(f"s3://bucket/{name}")])
         if isinstance(path, RemotePath) and rng.random() < 0.5:
-            path = RemotePath(
-                path.url, FileStat(i, rng.choice([None, 10**18 + i])), allowed=rng.random() < 0.5
-            )
-        found.append(
-            Item(
-                valid_utf8(name.replace("\\", "\\\\")),
-                path,
-                label=rng.choice([None, 7, -(10**17), "7", 'a "quoted" ü']),
-                boxes=((0.1, 2.0, 3.25, 1e300),) * rng.randrange(3),
-                region=rng.choice([None, (0.0, 1 / 3, 2.0, 3.0)]),
-                index=rng.choice([None, 0, 5]),
-            )
-        )
+            stat = FileStat(i, rng.choice([None, 10**18 + i]))
+            path = RemotePath(path.url, stat, allowed=rng.random() < 0.5)
+        label = rng.choice([None, 7, -(10**17), "7", 'a "quoted" ü'])
+        boxes = ((0.1, 2.0, 3.25, 1e300),) * rng.randrange(3)
+        region, index = rng.choice([None, (0.0, 1 / 3, 2.0, 3.0)]), rng.choice([None, 0, 5])
+        found.append(Item(valid_utf8(name.replace("\\", "\\\\")), path, label, boxes, region, index))
     rng.shuffle(found)
     return found
 
@@ -83,9 +76,8 @@ def test_a_folder_is_listed_as_a_walk_finds_it(tmp_path):
     for i in range(150):
         folder = tmp_path.joinpath(*rng.choices(NAMES, k=rng.randrange(3)))
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{rng.choice(NAMES)}{i}{rng.choice(['.png', '.JPG', '.txt', '.tiff'])}").write_bytes(
-            b"x" * i
-        )
+        suffix = rng.choice([".png", ".JPG", ".txt", ".tiff"])
+        (folder / f"{rng.choice(NAMES)}{i}{suffix}").write_bytes(b"x" * i)
     expected = []
     for path in tmp_path.rglob("*"):
         if path.is_file() and path.suffix.lower() in SUFFIXES:

@@ -72,9 +72,8 @@ def test_sample_by_hand():
     assert ids(sample_by_class([item(c) for c in "gfedcba"], 3)) == "a c f"  # 0, 2.33, 4.67
     twins = [Item("a", Path(name), 1) for name in "xy"]
     assert sample_by_class(twins, 1) == sample_by_class(twins[::-1], 1) == twins[:1]
-    assert (
-        ids(sample_by_class([item("x"), item("b", 1), item("a", 1)], 2)) == "a x"
-    )  # without a label: one more class
+    # without a label: one more class
+    assert ids(sample_by_class([item("x"), item("b", 1), item("a", 1)], 2)) == "a x"
 
 
 def test_sample_of_300_of_1000_classes_is_the_papers():
@@ -83,9 +82,8 @@ def test_sample_of_300_of_1000_classes_is_the_papers():
     assert [i.label for i in sample] == [round(k * 1000 / 300) for k in range(300)]
     assert len({i.label for i in sample}) == 300
     assert all(i.id.endswith("/0") for i in sample)
-    assert Counter(i.label for i in sample_by_class(items, 1500)) == {
-        c: 2 if c < 500 else 1 for c in range(1000)
-    }
+    counts = Counter(i.label for i in sample_by_class(items, 1500))
+    assert counts == {c: 2 if c < 500 else 1 for c in range(1000)}
 
 
 def test_sample_of_nothing_and_of_less_than_one():
@@ -116,15 +114,15 @@ def test_a_digest_shows_every_change_but_not_where_the_files_are():
     object.__setattr__(loose, "boxes", ((0, 0, 1, 1),))  # integers, where nobody checks types
     assert digest_items([loose, pair[1]]) == digest_items(pair)
     written = '["a", 1, [[0.0, 0.0, 1.0, 1.0]], [0.0, 0.0, 2.0, 2.0]]\n["b", null, [], null]\n'
-    assert (
-        digest_items(pair) == hashlib.sha256(written.encode()).hexdigest()
-    )  # runs are resumed by it: it stays
+    # runs are resumed by it: it stays
+    assert digest_items(pair) == hashlib.sha256(written.encode()).hexdigest()
     assert len(digest_items([item("\udcff")])) == 64
 
 
-@pytest.mark.parametrize(
-    "numbers", ["1 2 3", "1 2 3 4 5", "a b c d", "", "3 0 1 1", "0 3 1 1", "0 0 nan 1", "0 0 inf 1"]
-)
+ODD_BOXES = ("1 2 3", "1 2 3 4 5", "a b c d", "", "3 0 1 1", "0 3 1 1", "0 0 nan 1", "0 0 inf 1")
+
+
+@pytest.mark.parametrize("numbers", ODD_BOXES)
 def test_what_is_no_box_is_refused(numbers):
     with pytest.raises(EquicamError, match="line 7 needs boxes of four numbers"):
         parse_box(numbers.split(), what="line 7")
@@ -155,9 +153,8 @@ def test_a_small_sample_has_images_of_many_groups():
     plain = [replace(item, group=None) for item in items]
     found = [item.id for item in sample_by_class(items[::-1], 6)]
     assert found == [f"{label}/{group}/0.png" for group in ("p1", "p2", "p3") for label in ("a", "b")]
-    assert [item.id for item in sample_by_class(plain, 6)] == [
-        f"{label}/p1/{i}.png" for i in range(3) for label in ("a", "b")
-    ]
+    expected = [f"{label}/p1/{i}.png" for i in range(3) for label in ("a", "b")]
+    assert [item.id for item in sample_by_class(plain, 6)] == expected
     assert sorted(item.id for item in sample_by_class(items, None)) == sorted(item.id for item in items)
     unlabelled = [replace(item, label=None) for item in items]
     assert {item.group for item in sample_by_class(unlabelled, 24)[:6]} == {"p1", "p2", "p3"}
