@@ -206,8 +206,8 @@ def sample_places(
     places: Sequence[int] = range(len(labels))
     if any(group is not None for group in groups):
         # the first of every group, then the second of every group, …; within a class too
-        seen = defaultdict[tuple[int | str | None, str | None], "count[int]"](count)
-        rounds = [next(seen[key]) for key in zip(labels, groups, strict=True)]
+        counters = defaultdict[tuple[int | str | None, str | None], "count[int]"](count)
+        rounds = [next(counters[key]) for key in zip(labels, groups, strict=True)]
         places = sorted(places, key=rounds.__getitem__)
     by_class: dict[int | str | None, list[int]] = {}
     for place in places:

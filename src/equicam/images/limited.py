@@ -241,10 +241,10 @@ class _Child:
         )
         # not a multiprocessing.Process: a daemon may not start one, and forks keep their parent's locks
         with theirs:
-            command, env = [sys.executable, "-c", code], os.environ | _ONE_THREAD
             self.process = subprocess.Popen(  # noqa: S603  # ourselves
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=env
-            )
+                [sys.executable, "-c", code], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                env=os.environ | _ONE_THREAD,
+            )  # fmt: skip
 
     def request(self, function: Callable[[], Any], seconds: float) -> Iterator[tuple[str, Any]]:
         """Kinds and values of its answers, until the last."""
@@ -257,7 +257,8 @@ class _Child:
             try:
                 if request:
                     self._ours.send_bytes(request)
-                request, answer = None, self._ours.recv_bytes()
+                    request = None
+                answer = self._ours.recv_bytes()
             except (EOFError, OSError) as error:
                 raise _DiedError from error
             kind, value, records, self.is_full = pickle.loads(answer)  # noqa: S301  # of our own child

@@ -214,5 +214,5 @@ def _scaled(data: Any) -> tuple[str, ...]:
     """A note where bands have a scale or an offset of their own."""
     if {*data.scales} == {1} and {*data.offsets} == {0}:
         return ()
-    said = f"scale {data.scales[0]:g} and offset {data.offsets[0]:g}"
-    return (f"its tags say {said}, which are not applied: --scale divides values as stored",)
+    stated = f"scale {data.scales[0]:g} and offset {data.offsets[0]:g}"
+    return (f"its tags say {stated}, which are not applied: --scale divides values as stored",)

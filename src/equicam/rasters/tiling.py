@@ -4,6 +4,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -68,9 +69,7 @@ def cut_windows(
     cuts: list[_Cut] = []
     known: set[str] = set()  # slides in several DICOM files, of which one stands for all
     for item in items:
-        found = _cut_in_child(item, tiling, margin, known)
-        if found is not None:
-            cuts.append(found)
+        cuts += _cut_in_child(item, tiling, margin, known)
         tick(1)
     rows, errors = [one.row for one in cuts], [one.error for one in cuts if one.error]
     windows = Items.of([])
@@ -107,26 +106,25 @@ def _check_regions(path: Path) -> None:
     read_features(read_file(path, what=what, limit=MAX_BYTES)[0], what)
 
 
-def _cut_in_child(item: Item, tiling: Tiling, margin: int, known: set[str]) -> _Cut | None:
-    """A raster listed in a process that opens files; None for a further file of a slide in several."""
+def _cut_in_child(item: Item, tiling: Tiling, margin: int, known: set[str]) -> list[_Cut]:
+    """A raster listed in a process that opens files; nothing for a further file of a slide in several."""
     call = limited.call_connected if isinstance(item.path, RemotePath) else limited.call
     try:
         if has_dicom_suffix(item.path) and isinstance(item.path, Path):
             series = call(_series, item.path)
             if series in known:
-                return None
+                return []
             known.update([series] if series else [])
-        return call(_cut, item, tiling, margin)
+        return [call(_cut, item, tiling, margin)]
     except EquicamError as error:  # too much time or memory, or the end of that process
-        return _bad(item, tiling, error)
+        return [_bad(item, tiling, error)]
 
 
 def _series(path: Path) -> str | None:
     """What the files of one DICOM slide have in common."""
-    try:
+    with suppress(EquicamError):
         return open_raster(path).info.series
-    except EquicamError:
-        return None
+    return None
 
 
 def _bad(item: Item, tiling: Tiling, error: EquicamError, row: RasterRow | None = None) -> _Cut:
@@ -145,8 +143,10 @@ def _cut(item: Item, tiling: Tiling, margin: int) -> _Cut:
         with refusing(f"raster {str(item.path)!r}", "a file that can be read"):
             raster = open_raster(item.path)
             info = raster.info
-            said: dict[str, Any] = {name: value for name, value in vars(info).items() if hasattr(known, name)}
-            known = replace(known, **said | {"mpp": tiling.mpp_is or info.mpp})
+            stated: dict[str, Any] = {
+                name: value for name, value in vars(info).items() if hasattr(known, name)
+            }
+            known = replace(known, **stated | {"mpp": tiling.mpp_is or info.mpp})
             resolve_input(info, tiling.input, str(item.path))
             places, side, left_out = _places(raster, item.path, tiling)
     except EquicamError as error:
