@@ -27,13 +27,15 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
+from logging.handlers import QueueHandler
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from queue import SimpleQueue
 from types import GeneratorType
-from typing import Any, ClassVar, NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from equicam.errors import EquicamError, error_text
 
@@ -125,7 +127,7 @@ def call_alone(function: Callable[..., Any], *arguments: Any) -> tuple[Any, int 
     """What any function returns in a forked process of its own, and that process's exit code; None if it died."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send_result, args=(sender, function, arguments))
+    process = context.Process(target=lambda: sender.send(function(*arguments)))
     process.start()
     sender.close()
     found = None
@@ -277,6 +279,9 @@ _NEXT, _VALUE, _DONE, _FAILED, _NO_MEMORY = "next", "value", "done", "failed", "
 _in_child = False
 _seconds = 0.0
 _full_bytes = 0  # mapped by this child: with more it is not kept, so that the next file has all its memory
+_records = SimpleQueue[
+    logging.LogRecord
+]()  # what a child would log, which its parent logs with the next answer
 _idle: list[_Child] = []
 _lock = threading.Lock()
 atexit.register(end_idle)
@@ -373,7 +378,7 @@ def serve(descriptor: int, memory: int, *, network: bool) -> NoReturn:
     import equicam.images.items  # noqa: F401  # so that the libraries themselves are not counted
 
     log = logging.getLogger("equicam")
-    log.handlers, log.propagate = [_Records()], False
+    log.handlers, log.propagate = [QueueHandler(_records)], False
     enter(memory, network=network)
     global _full_bytes
     _full_bytes = _mapped_bytes() + memory // 8
@@ -424,7 +429,7 @@ def is_memory_error(error: BaseException) -> bool:
 
 
 def _send(connection: Connection, kind: str, value: Any) -> None:
-    records = _Records.taken()
+    records = [_records.get() for _ in range(_records.qsize())]
     try:
         data = ForkingPickler.dumps((kind, value, records, _mapped_bytes() > _full_bytes))
     except MemoryError:
@@ -434,25 +439,3 @@ def _send(connection: Connection, kind: str, value: Any) -> None:
         data = ForkingPickler.dumps((_FAILED, OSError(text), (), False))
     limit_time(0)  # the parent may take its time
     connection.send_bytes(data)
-
-
-class _Records(logging.Handler):
-    """What a child would log, which its parent logs with the next answer."""
-
-    _waiting: ClassVar[list[logging.LogRecord]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record, as text."""
-        record.msg, record.args, record.exc_info = record.getMessage(), (), None
-        self._waiting.append(record)
-
-    @classmethod
-    def taken(cls) -> tuple[logging.LogRecord, ...]:
-        """The records since the last answer."""
-        found = tuple(cls._waiting)
-        cls._waiting.clear()
-        return found
-
-
-def _send_result(sender: Connection, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
-    sender.send(function(*arguments))

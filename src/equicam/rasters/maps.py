@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from equicam.errors import EquicamError
 from equicam.images import limited
 from equicam.images.files import AnyPath, RemotePath, read_file
-from equicam.rasters.raster import Pixels, Raster, RasterInfo, bad_raster, plain_crs, square_side
+from equicam.rasters.raster import Bands, Pixels, Raster, RasterInfo, bad_raster, plain_crs, square_side
 
 TIFF, JPEG2000 = "GTiff", "JP2OpenJPEG"
 """The only drivers: others, such as VRT, name further files or addresses, and a file is not obeyed."""
@@ -119,9 +119,7 @@ class GeoRaster(Raster):
         """Width and height of a level."""
         return self._levels[level].width, self._levels[level].height
 
-    def read_level(
-        self, level: int, x: int, y: int, width: int, height: int, bands: tuple[int, ...]
-    ) -> Pixels:
+    def read_level(self, level: int, x: int, y: int, width: int, height: int, bands: Bands) -> Pixels:
         """Whole pixels of a level; nodata, masks and transparency are not valid, and neither is NaN."""
         data, window = self._levels[level], ((y, y + height), (x, x + width))
         wanted = [b + 1 for b in bands]

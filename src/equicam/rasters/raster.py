@@ -37,6 +37,8 @@ THUMBNAIL_PX = 1024
 BLOCK_PX = 256
 
 Number = int | float
+Bands = tuple[int, ...]
+"""Positions of bands, from 0."""
 Area = tuple[Number, Number, Number, Number]
 """Left, top, right and bottom, in pixels of level 0."""
 
@@ -75,9 +77,7 @@ class Raster(ABC):
     info: RasterInfo
 
     @abstractmethod
-    def read_level(
-        self, level: int, x: int, y: int, width: int, height: int, bands: tuple[int, ...]
-    ) -> Pixels:
+    def read_level(self, level: int, x: int, y: int, width: int, height: int, bands: Bands) -> Pixels:
         """Whole pixels of a level, which lie inside it."""
 
     @abstractmethod
@@ -95,11 +95,11 @@ class Raster(ABC):
             needs, got = f"tiles of at most {MAX_READ_PIXELS:,} pixels", f"{width:,} × {height:,}"
             raise bad_raster(path, needs, got, "a tiled copy (gdal_translate -co TILED=YES)")
 
-    def band_indices(self, names: tuple[str, ...]) -> tuple[int, ...]:
+    def band_indices(self, names: tuple[str, ...]) -> Bands:
         """Positions of bands given by name or by number from 1."""
         return _band_indices(self.info.bands, names)
 
-    def read(self, box: Area, size: tuple[int, int], bands: tuple[int, ...]) -> Pixels:
+    def read(self, box: Area, size: tuple[int, int], bands: Bands) -> Pixels:
         """A box inside the raster as an image of this size (width, height).
 
         The next finer level is resampled by the exact ratio, antialiased where it shrinks. A box on whole pixels that keeps
@@ -123,7 +123,7 @@ class Raster(ABC):
         start = max(0.0, left - first_x), max(0.0, top - first_y)
         return resample(found, (*start, min(width, right - first_x), min(height, bottom - first_y)), size)
 
-    def _checked(self, level: int, x: int, y: int, width: int, height: int, bands: tuple[int, ...]) -> Pixels:
+    def _checked(self, level: int, x: int, y: int, width: int, height: int, bands: Bands) -> Pixels:
         if width * height > MAX_READ_PIXELS:
             needs, got = f"at most {MAX_READ_PIXELS:,} pixels of the file", f"{width:,} × {height:,}"
             fix = "a raster with coarser levels (a pyramid), or a smaller --mpp"
@@ -131,7 +131,7 @@ class Raster(ABC):
         with refusing("a window", "a part of the file that can be read"):
             return self.read_level(level, x, y, width, height, bands)
 
-    def thumbnail(self, bands: tuple[int, ...], side: int = THUMBNAIL_PX) -> "_Thumbnail":
+    def thumbnail(self, bands: Bands, side: int = THUMBNAIL_PX) -> "_Thumbnail":
         """The whole raster in a small image; cheap, not exact, and with holes where the file cannot be read."""
         info = self.info
         shrink = max(1.0, max(info.width, info.height) / side)
@@ -160,7 +160,7 @@ class Raster(ABC):
         hole = _resize(unread.astype(np.float32), (0, 0, wide, high), size) > 0
         return _Thumbnail(small, info.width / size[0], hole)
 
-    def value_range(self, bands: tuple[int, ...]) -> tuple[tuple[float, float], ...]:
+    def value_range(self, bands: Bands) -> tuple[tuple[float, float], ...]:
         """What is black and white in images of it: 0 and 255 of 8 bits, else the 2nd and 98th percentile of all of it."""
         if self.info.dtype == "uint8":
             return ((0.0, 255.0),) * len(bands)
@@ -169,11 +169,11 @@ class Raster(ABC):
         return self._ranges[bands]
 
     @cached_property
-    def _ranges(self) -> dict[tuple[int, ...], tuple[tuple[float, float], ...]]:
+    def _ranges(self) -> dict[Bands, tuple[tuple[float, float], ...]]:
         """Ranges by bands; they end with the raster, so that nothing keeps its file open."""
         return {}
 
-    def _percentiles(self, bands: tuple[int, ...]) -> Iterator[tuple[float, float]]:
+    def _percentiles(self, bands: Bands) -> Iterator[tuple[float, float]]:
         found = self.thumbnail(bands, 512).pixels
         for band in found.values:
             known = band[found.valid]
@@ -181,7 +181,7 @@ class Raster(ABC):
             yield float(low), float(high if high > low else low + 1)
 
     def _read_parts(
-        self, level: int, places: Sequence[tuple[int, ...]], size: tuple[int, int], bands: tuple[int, ...]
+        self, level: int, places: Sequence[tuple[int, ...]], size: tuple[int, int], bands: Bands
     ) -> "_Thumbnail":
         """Parts of a level (x, y, width, height, and the row where it goes) put together; what cannot be read is marked."""
         values = np.zeros((len(bands), *size[::-1]), self.info.dtype)
@@ -228,7 +228,7 @@ def _refuse_crs_files(text: str, what: str, *, odd: bool = False) -> None:
 
 
 @lru_cache(maxsize=64)
-def _band_indices(bands: tuple[str, ...], names: tuple[str, ...]) -> tuple[int, ...]:
+def _band_indices(bands: tuple[str, ...], names: tuple[str, ...]) -> Bands:
     known = {name.casefold(): i for i, name in enumerate(bands)}
     found: list[int] = []
     for name in names:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from equicam.errors import EquicamError
 from equicam.images.files import read_file
 from equicam.images.tiff import Page, is_tiff
-from equicam.rasters.raster import Pixels, Raster, RasterInfo, bad_raster, square_side
+from equicam.rasters.raster import Bands, Pixels, Raster, RasterInfo, bad_raster, square_side
 
 CACHE_BYTES = 64 << 20
 """Of decoded tiles, in each process."""
@@ -59,9 +59,7 @@ class OpenSlideRaster(Raster):
         width, height = self._slide.level_dimensions[level]
         return width, height
 
-    def read_level(
-        self, level: int, x: int, y: int, width: int, height: int, bands: tuple[int, ...]
-    ) -> Pixels:
+    def read_level(self, level: int, x: int, y: int, width: int, height: int, bands: Bands) -> Pixels:
         """Whole pixels of a level: OpenSlide takes places in level 0."""
         wide, high = self.level_size(level)
         place = (round(x * self.info.width / wide), round(y * self.info.height / high)) if level else (x, y)
@@ -140,9 +138,7 @@ class OmeTiffRaster(Raster):
         page = self._levels[level][0].keyframe
         return page.imagewidth, page.imagelength
 
-    def read_level(
-        self, level: int, x: int, y: int, width: int, height: int, bands: tuple[int, ...]
-    ) -> Pixels:
+    def read_level(self, level: int, x: int, y: int, width: int, height: int, bands: Bands) -> Pixels:
         """Whole pixels of a level, put together from its tiles; one that was never written is not valid."""
         samples = self._levels[level][0].keyframe.samplesperpixel
         values = np.zeros((len(bands), height, width), self.info.dtype)
