@@ -117,9 +117,8 @@ def preprocess_loaded(
             size, box = content.image.size, input_box(content.image.size)
             shown = replace(found, as_stored=content.orientation is None)
         shown = replace(shown, width=size[0], height=size[1], input_box=box)
-        found = _with_pixels(
-            shown, preprocess(content if isinstance(content, WindowPixels) else content.image)
-        )
+        given = content if isinstance(content, WindowPixels) else content.image
+        found = _with_pixels(shown, preprocess(given))
     except Exception as error:  # noqa: BLE001  # a bad image never ends a run
         stat = {} if found.sha256 else asdict(file_stat(item.path))
         found = replace(found, **stat, x=None, reason=failure_reason(error))
@@ -141,15 +140,13 @@ def decode_upload(data: bytes, name: str, preprocess: Preprocess, input_box: Inp
     item = Item(name, Path(name))
     limit = MAX_UPLOAD_SECONDS * limits_scale()
     settings = _Settings(preprocess, input_box, -1, os.getpid(), limit, limits()[1], network=False)
-    return _decode_alone(item, settings, ItemContent(item, data, FileStat(len(data), None)), attempts=1)
+    return _decode_alone(item, settings, ItemContent(item, data, FileStat(len(data), None)))
 
 
-def _decode_alone(
-    item: Item, settings: "_Settings", content: ItemContent | None = None, attempts: int = ATTEMPTS
-) -> DecodedImage:
+def _decode_alone(item: Item, settings: "_Settings", content: ItemContent | None = None) -> DecodedImage:
     """`decode_image` in a process of its own, whose exit says whether the time was up."""
     reason = Reason("killed-decoder")
-    for _ in range(attempts):
+    for _ in range(1 if content else ATTEMPTS):  # for bytes that were sent, somebody waits
         found, exit_code = call_alone(_decode_one, item, settings, content)
         if isinstance(found, DecodedImage):
             return found

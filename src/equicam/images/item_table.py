@@ -230,9 +230,7 @@ def table_of(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
     """Rows as a table without the columns that none of them has."""
     given = list(rows)
     arrays = {field.name: pa.array([row.get(field.name) for row in given], field.type) for field in COLUMNS}
-    return pa.table(
-        {name: some for name, some in arrays.items() if name == "id" or some.null_count < len(some)}
-    )
+    return pa.table({k: some for k, some in arrays.items() if k == "id" or some.null_count < len(some)})
 
 
 def join_tables(tables: Sequence[pa.Table]) -> pa.Table:

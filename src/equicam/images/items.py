@@ -25,6 +25,7 @@ from equicam.rasters.options import RasterWindow, raster_id
 if TYPE_CHECKING:
     from equicam.rasters.windows import WindowPixels
 
+Label = int | str | None
 Box = tuple[float, float, float, float]
 """x0, y0, x1, y1 in pixels of the image as stored."""
 
@@ -35,7 +36,7 @@ class Item:
 
     id: str
     path: AnyPath
-    label: int | str | None = None
+    label: Label = None
     boxes: tuple[Box, ...] = ()
     region: Box | None = None  # the area of the image that decides the label, where a data set defines one
     index: int | None = None  # the position in a file that contains many images
@@ -197,19 +198,17 @@ def sample_by_class(items: Sequence[Item], n: int | None) -> list[Item]:
     return [ordered[place] for place in sample_places(labels, groups, n)]
 
 
-def sample_places(
-    labels: Sequence[int | str | None], groups: Sequence[str | None], n: int | None
-) -> list[int]:
+def sample_places(labels: Sequence[Label], groups: Sequence[str | None], n: int | None) -> list[int]:
     """The places of a sample spread over classes, of items in order of id with these labels and groups."""
     if n is not None and n < 1:
         raise EquicamError("a sample", "at least 1 image", n, "n=None for all of them")
     places: Sequence[int] = range(len(labels))
     if any(group is not None for group in groups):
         # the first of every group, then the second of every group, …; within a class too
-        counters = defaultdict[tuple[int | str | None, str | None], "count[int]"](count)
+        counters = defaultdict[tuple[Label, str | None], "count[int]"](count)
         rounds = [next(counters[key]) for key in zip(labels, groups, strict=True)]
         places = sorted(places, key=rounds.__getitem__)
-    by_class: dict[int | str | None, list[int]] = {}
+    by_class: dict[Label, list[int]] = {}
     for place in places:
         by_class.setdefault(labels[place], []).append(place)
     # numbered classes first, then named ones, then items without a label; of these alone, each is a class

@@ -279,9 +279,8 @@ _NEXT, _VALUE, _DONE, _FAILED, _NO_MEMORY = "next", "value", "done", "failed", "
 _in_child = False
 _seconds = 0.0
 _full_bytes = 0  # mapped by this child: with more it is not kept, so that the next file has all its memory
-_records = SimpleQueue[
-    logging.LogRecord
-]()  # what a child would log, which its parent logs with the next answer
+# what a child would log, which its parent logs with the next answer
+_records = SimpleQueue[logging.LogRecord]()
 _idle: list[_Child] = []
 _lock = threading.Lock()
 atexit.register(end_idle)

@@ -66,9 +66,8 @@ def _parse(data: bytes) -> Any:
         nonlocal constants
         measured = found.pop("measurements", None)
         rows = measured if isinstance(measured, list) else [measured]
-        constants -= sum(
-            isinstance(v, _NotANumber) for row in rows if isinstance(row, dict) for v in row.values()
-        )
+        values = (value for row in rows if isinstance(row, dict) for value in row.values())
+        constants -= sum(isinstance(value, _NotANumber) for value in values)
         return found
 
     found = json.loads(data, parse_constant=count, object_hook=forgive)

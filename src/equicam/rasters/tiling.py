@@ -143,9 +143,7 @@ def _cut(item: Item, tiling: Tiling, margin: int) -> _Cut:
         with refusing(f"raster {str(item.path)!r}", "a file that can be read"):
             raster = open_raster(item.path)
             info = raster.info
-            stated: dict[str, Any] = {
-                name: value for name, value in vars(info).items() if hasattr(known, name)
-            }
+            stated: dict[str, Any] = {k: value for k, value in vars(info).items() if hasattr(known, k)}
             known = replace(known, **stated | {"mpp": tiling.mpp_is or info.mpp})
             resolve_input(info, tiling.input, str(item.path))
             places, side, left_out = _places(raster, item.path, tiling)

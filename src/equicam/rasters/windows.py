@@ -13,7 +13,7 @@ from equicam.errors import EquicamError
 from equicam.images.files import AnyPath
 from equicam.images.tiff import pick_bands
 from equicam.rasters.options import Input, RasterWindow
-from equicam.rasters.raster import Area, Pixels, Raster, RasterInfo, bad_raster, open_raster
+from equicam.rasters.raster import Area, Bands, Pixels, Raster, RasterInfo, bad_raster, open_raster
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def show_raster(path: AnyPath, given: Input, side: int) -> Image.Image:
     return _to_image(raster.thumbnail(bands, side).pixels, raster.value_range(bands))
 
 
-def display_bands(raster: Raster, given: Input, name: str) -> tuple[int, ...]:
+def display_bands(raster: Raster, given: Input, name: str) -> Bands:
     """The bands that people see: those declared, or the first three of the model's, or its first."""
     chosen = given.display or (resolve_input(raster.info, replace(given, scale=1.0), name).bands or ())
     indices = raster.band_indices(chosen)
@@ -116,9 +116,7 @@ def _to_image(pixels: Pixels, ranges: tuple[tuple[float, float], ...]) -> Image.
     return Image.fromarray(np.stack(planes, axis=-1))
 
 
-def _read(
-    raster: Raster, window: RasterWindow, bands: tuple[int, ...], margin: int
-) -> tuple[Pixels, tuple[int, int]]:
+def _read(raster: Raster, window: RasterWindow, bands: Bands, margin: int) -> tuple[Pixels, tuple[int, int]]:
     """Model pixels of a window and of what the raster has around it, the rest reflected about the border pixels."""
     tile, info = window.tiling.tile, raster.info
     scale = window.side / tile
