@@ -29,11 +29,8 @@ def files(tmp_path_factory):
 
 def test_content_chooses_the_reader(files):
     folder, _ = files
-    readers = {
-        name: open_raster(folder / name).info.reader.split()[0]
-        for name in ("slide.tif", "slide.ome.tif", "map.tif")
-    }
-    assert readers == {"slide.tif": "openslide", "slide.ome.tif": "tifffile", "map.tif": "rasterio"}
+    for name, reader in (("slide.tif", "openslide"), ("slide.ome.tif", "tifffile"), ("map.tif", "rasterio")):
+        assert open_raster(folder / name).info.reader.startswith(f"{reader} ")
     (folder / "map.svs").write_bytes((folder / "map.tif").read_bytes())
     assert open_raster(folder / "map.svs").info.kind == "map"  # whatever its name
 
@@ -213,11 +210,8 @@ def test_a_rotated_affine_and_degrees_are_read_as_pixels(tmp_path):
     from rasterio import Affine
 
     image = scene()
-    write_geotiff(
-        tmp_path / "turn.tif",
-        image,
-        affine=Affine.translation(5e5, 4e6) @ Affine.rotation(30) @ Affine.scale(2, -2),
-    )
+    turned = Affine.translation(5e5, 4e6) @ Affine.rotation(30) @ Affine.scale(2, -2)
+    write_geotiff(tmp_path / "turn.tif", image, affine=turned)
     raster = open_raster(tmp_path / "turn.tif")
     assert raster.info.mpp == pytest.approx(2)
     np.testing.assert_array_equal(raster.read((8, 9, 72, 73), (64, 64), RGB).values, image[:, 9:73, 8:72])
