@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from equicam.errors import EquicamError, needing, refusing
-from equicam.images.files import MAX_IMAGE_BYTES, AnyPath, open_regular, refuse_large
+from equicam.images.files import MAX_IMAGE_BYTES, open_regular, refuse_large
 from equicam.images.formats import BAND_ROWS, UprightImage, refuse_size
 from equicam.images.tiff import SLIDE_FIX
 
@@ -54,14 +54,9 @@ Window = tuple[float, float]
 """Centre and width, in the values that the rescaling gives."""
 
 
-def has_dicom_suffix(path: AnyPath) -> bool:
-    """Whether a file is DICOM by its suffix."""
-    return path.suffix.lower() in SUFFIXES
-
-
 def is_dicom_file(path: Path) -> bool:
     """Whether a file is DICOM by its suffix or its content."""
-    if has_dicom_suffix(path):
+    if path.suffix.lower() in SUFFIXES:
         return True
     with suppress(OSError, ValueError), open_regular(path, str(path)) as file:
         return file.read(132)[128:] == b"DICM"

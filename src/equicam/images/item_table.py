@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from equicam.images.dicom import SUFFIXES, has_dicom_suffix
+from equicam.images.dicom import SUFFIXES
 from equicam.images.files import UNKNOWN, AnyPath, FileStat, RemotePath, file_stat, file_stats, is_url
 from equicam.images.items import Item, sample_places, valid_utf8
 from equicam.rasters.options import RasterWindow, Tiling, raster_id
@@ -158,7 +158,7 @@ class Items(Sequence[Item]):
             pc.match_substring_regex(self.column("path"), _DICOM).fill_null(False),
         )
         places = np.flatnonzero(found.to_numpy()).tolist()
-        return [place for place in places if has_dicom_suffix(self[place].path)]
+        return [place for place in places if self[place].path.suffix.lower() in SUFFIXES]
 
     def in_scan_order(self) -> "Items":
         """Sorted by id, and windows of a raster row by row."""

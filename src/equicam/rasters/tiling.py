@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from equicam.errors import EquicamError, refusing
 from equicam.images import limited
-from equicam.images.dicom import has_dicom_suffix
+from equicam.images.dicom import SUFFIXES as DICOM_SUFFIXES
 from equicam.images.files import AnyPath, RemotePath, file_stat, read_file
 from equicam.images.item_table import Items, join_tables
 from equicam.images.items import Item
@@ -110,7 +110,7 @@ def _cut_in_child(item: Item, tiling: Tiling, margin: int, known: set[str]) -> l
     """A raster listed in a process that opens files; nothing for a further file of a slide in several."""
     call = limited.call_connected if isinstance(item.path, RemotePath) else limited.call
     try:
-        if has_dicom_suffix(item.path) and isinstance(item.path, Path):
+        if isinstance(item.path, Path) and item.path.suffix.lower() in DICOM_SUFFIXES:
             series = call(_series, item.path)
             if series in known:
                 return []
