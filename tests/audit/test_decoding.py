@@ -16,7 +16,7 @@ import equicam
 from equicam.audit.compute import preprocess_to_array
 from equicam.errors import EquicamError
 from equicam.evaluate.loading import load_or_reason
-from equicam.images.decoding import SHARDS_AHEAD, DecoderPool, SharedBuffer, decode_image, decoder_count
+from equicam.images.decoding import SHARDS_AHEAD, DecoderPool, _SharedBuffer, decode_image, decoder_count
 from equicam.images.sources import find_items
 from equicam.models.images import VisibleBoxes, input_bytes
 from equicam.reasons import describe
@@ -80,9 +80,8 @@ def test_an_image_of_another_size_is_sent(items, eyes):
     alone = [decode_image(item, _by_brightness, eyes[1]).x for item in good]
     assert {x.shape[-1] for x in alone} == {6, 8}
     for part in (3, 2):  # also more images than a part was said to have
-        with closing(
-            DecoderPool(_by_brightness, eyes[1], workers=2, image_bytes=8 * 8 * 3 * 4, shard_size=part)
-        ) as decoders:
+        options = {"image_bytes": 8 * 8 * 3 * 4, "shard_size": part}
+        with closing(DecoderPool(_by_brightness, eyes[1], workers=2, **options)) as decoders:
             seen = []
             for found in decoders.decode_shards(by_parts(good, 3)):
                 time.sleep(0.1)
@@ -102,15 +101,11 @@ def test_pixels_are_right_after_an_image_killed_its_worker(items, eyes):
     firsts = [int(np.asarray(Image.open(item.path))[0, 0, 0]) for item in good]
     assert firsts.count(firsts[3]) == 1
     prepare = partial(_deadly, firsts[3])
-    with closing(
-        DecoderPool(prepare, eyes[1], workers=2, image_bytes=96 * 96 * 3 * 4, shard_size=2)
-    ) as decoders:
+    options = {"image_bytes": 96 * 96 * 3 * 4, "shard_size": 2}
+    with closing(DecoderPool(prepare, eyes[1], workers=2, **options)) as decoders:
         first = decoders._buffer
-        seen = [
-            (one.item.id, None if one.x is None else one.x.copy())
-            for found in decoders.decode_shards(by_parts(good, 2))
-            for one in found
-        ]
+        found = (one for part in decoders.decode_shards(by_parts(good, 2)) for one in part)
+        seen = [(one.item.id, None if one.x is None else one.x.copy()) for one in found]
     assert decoders._buffer is not first, "what is left of the pool that broke may still write there"
     assert [name for name, x in seen if x is None] == [good[3].id]
     for item, (_, x) in zip(good, seen, strict=True):
@@ -119,7 +114,7 @@ def test_pixels_are_right_after_an_image_killed_its_worker(items, eyes):
 
 
 def test_a_place_holds_one_image_and_none_that_is_larger():
-    places, kind = SharedBuffer(16, 3), np.dtype(np.float32)
+    places, kind = _SharedBuffer(16, 3), np.dtype(np.float32)
     for place in range(3):
         assert places.put(place, np.full((2, 2), place, np.float32))
     assert [places.at(place, (2, 2), kind).mean() for place in range(3)] == [0, 1, 2]
@@ -143,9 +138,7 @@ def test_a_preprocessing_that_takes_no_small_image_is_no_obstacle():
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), KeyError("mean"), AssertionError()])
-def test_whatever_preprocessing_raises_is_the_reason_of_that_image_in_audit_and_evaluation(
-    items, eyes, error
-):
+def test_whatever_preprocessing_raises_is_the_reason_in_audit_and_evaluation(items, eyes, error):
     def fails(_image):
         raise error
 
@@ -185,8 +178,7 @@ def test_an_audit_starts_as_many_decoders_as_there_should_be(items, tmp_path, mo
 
     monkeypatch.setattr(module, "DecoderPool", counted)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(4)), raising=False)
+    folder, model = items[0].path.parent, equicam.load("embedded")
     for i, workers in enumerate((None, 1)):
-        equicam.audit(
-            items[0].path.parent, equicam.load("embedded"), tmp_path / f"run{i}", views=2, workers=workers
-        )
+        equicam.audit(folder, model, tmp_path / f"run{i}", views=2, workers=workers)
     assert started == [3, 1]

@@ -39,7 +39,7 @@ from equicam.errors import EquicamError
 from equicam.images import limited
 from equicam.images.decoding import DecodedImage, DecoderPool
 from equicam.images.items import Item, load_item
-from equicam.images.limited import limit_memory, limit_time
+from equicam.images.limited import _limit_memory, limit_time
 from equicam.images.sources import list_source
 from equicam.models.images import VisibleBoxes, input_bytes
 from equicam.rasters.options import Input, Tiling
@@ -241,7 +241,7 @@ def check_image(found: DecodedImage) -> str:
 
 def read_sources(seed: int, numbers: Sequence[int], sender: object) -> None:
     """In a process of its own: read each source, and send the number before and the outcome after."""
-    limit_memory(MEMORY)
+    _limit_memory(MEMORY)
     for number in numbers:
         folder = Path(tempfile.mkdtemp(prefix="source-"))
         try:

@@ -3,7 +3,6 @@
 import io
 import struct
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -111,14 +110,7 @@ def _number(data: bytearray, random: Random) -> bytes:
     return bytes(data)
 
 
-MUTATIONS: tuple[Callable[[bytearray, Random], bytes], ...] = (
-    _flip,
-    _overwrite,
-    _cut,
-    _splice,
-    _remove,
-    _number,
-)
+MUTATIONS = (_flip, _overwrite, _cut, _splice, _remove, _number)
 
 
 def write_socket(path: Path) -> None:

@@ -22,26 +22,24 @@ class Bait:
     file: Path
     url: str
 
-
-def _overviews(name: Callable[[Bait], str]) -> Callable[[Path, Bait], Path]:
-    def make(folder: Path, bait: Bait) -> Path:
-        import rasterio
-
-        path = write_geotiff(folder / "a.tif", scene())
-        with rasterio.open(path, "r+") as file:
-            file.update_tags(ns="OVERVIEWS", OVERVIEW_FILE=name(bait))
-        return path
-
-    return make
+    def fill(self, text: str, folder: Path) -> str:
+        """The text with their names: {file}, {beside} as seen from a folder, {url}, and {vrt}, a mosaic of the file."""
+        names = {"file": self.file, "beside": os.path.relpath(self.file, folder), "url": self.url}
+        return text.format(**names, vrt=vrt(self.file))
 
 
-def _beside(suffix: str, text: Callable[[Bait], str]) -> Callable[[Path, Bait], Path]:
-    def make(folder: Path, bait: Bait) -> Path:
-        path = write_geotiff(folder / "a.tif", scene())
-        (folder / f"a.tif{suffix}").write_text(text(bait))
-        return path
+def _overviews(folder: Path, bait: Bait, name: str) -> Path:
+    import rasterio
 
-    return make
+    path = write_geotiff(folder / "a.tif", scene())
+    with rasterio.open(path, "r+") as file:
+        file.update_tags(ns="OVERVIEWS", OVERVIEW_FILE=bait.fill(name, folder))
+    return path
+
+
+def _beside(folder: Path, bait: Bait, text: str, name: str = "a.tif.aux.xml") -> Path:
+    (folder / name).write_text(bait.fill(text, folder))
+    return write_geotiff(folder / "a.tif", scene())
 
 
 def vrt(name: object, size: tuple[int, int] = (500, 380)) -> str:
@@ -55,91 +53,64 @@ def ome(path: Path, change: Callable[[str], str], planes: int = 1) -> Path:
     """An OME-TIFF whose description was changed."""
     import tifffile
 
-    image = scene(planes)
+    image, options = scene(planes), {"tile": (128, 128), "photometric": "minisblack"}
     with tifffile.TiffWriter(path, ome=True) as file:
-        file.write(image, tile=(128, 128), photometric="minisblack", metadata={"axes": "CYX"})
+        file.write(image, metadata={"axes": "CYX"}, **options)
     with tifffile.TiffFile(path) as file:
         text = file.ome_metadata
     with tifffile.TiffWriter(path, ome=False) as file:
         for number, plane in enumerate(image):
-            description = None if number else change(text)
-            file.write(
-                plane, tile=(128, 128), photometric="minisblack", description=description, metadata=None
-            )
+            file.write(plane, description=None if number else change(text), metadata=None, **options)
     return path
 
 
 def _ome_elsewhere(folder: Path, bait: Bait) -> Path:
     named = f'<UUID FileName="{os.path.relpath(bait.file, folder)}">urn:uuid:other</UUID>'
-    return ome(folder / "a.ome.tif", lambda text: text.replace("<TiffData", f'<TiffData IFD="0" PlaneCount="1">{named}</TiffData><TiffData', 1))  # fmt: skip
+    data = f'<TiffData IFD="0" PlaneCount="1">{named}</TiffData><TiffData'
+    return _ome_with(folder, bait, "<TiffData", data)
 
 
 def _ome_binary_only(folder: Path, bait: Bait) -> Path:
     only = f'<BinaryOnly MetadataFile="{bait.file}" UUID="urn:uuid:other"/>'
-    return ome(folder / "a.ome.tif", lambda text: text.replace("<Image", f"{only}<Image", 1))
+    return _ome_with(folder, bait, "<Image", f"{only}<Image")
 
 
-def _ome_sizes(name: str, count: int) -> Callable[[Path, Bait], Path]:
-    def make(folder: Path, _bait: Bait) -> Path:
-        change = (
-            (lambda text: text.replace("<TiffData", f'<TiffData PlaneCount="{count}"/><TiffData', 1))
-            if name == "PlaneCount"
-            else (lambda text: text.replace(f'{name}="1"', f'{name}="{count}"'))
-        )
-        return ome(folder / "a.ome.tif", change)
-
-    return make
+def _ome_with(folder: Path, _bait: Bait, old: str, new: str) -> Path:
+    return ome(folder / "a.ome.tif", lambda text: text.replace(old, new, 1))
 
 
-def mrxs(index: Callable[[Path, Bait], str], *, pipe: str = "") -> Callable[[Path, Bait], Path]:
-    """A MIRAX slide: an empty file, and a folder of its name with an index."""
-
-    def make(folder: Path, bait: Bait) -> Path:
-        path = folder / "a.mrxs"
-        path.write_bytes(b"")
-        (folder / "a").mkdir()
-        (folder / "a" / "Index.dat").write_bytes(b"01.02" + bytes(200))
-        if pipe == "Slidedat.ini":
-            os.mkfifo(folder / "a" / pipe)
-            return path
-        if pipe:
-            os.mkfifo(folder / "a" / pipe)
-        (folder / "a" / "Slidedat.ini").write_text(index(folder, bait))
-        return path
-
-    return make
-
-
-def _slidedat(index: str, data: str) -> str:
-    return (
+def mrxs(
+    folder: Path,
+    bait: Bait,
+    *,
+    index: str = "Index.dat",
+    data: str = "Data0000.dat",
+    pipe: str = "",
+    link: str = "",
+) -> Path:
+    """A MIRAX slide: an empty file, and a folder of its name with an index; a file in it may be a pipe or link."""
+    path, inner = folder / "a.mrxs", folder / "a"
+    path.write_bytes(b"")
+    if link == "a":  # the folder itself
+        inner.symlink_to(bait.file.parent / "slide")
+        (bait.file.parent / "slide").mkdir(exist_ok=True)
+    else:
+        inner.mkdir()
+        (inner / "Index.dat").write_bytes(b"01.02" + bytes(200))
+    text = (
         "[GENERAL]\nSLIDE_VERSION = 01.02\nSLIDE_ID = A\nIMAGENUMBER_X = 2\nIMAGENUMBER_Y = 2\n"
         "CURRENT_SLIDE_VERSION = 1.0\nOBJECTIVE_MAGNIFICATION = 20\nCAMERA_IMAGE_DIVISIONS_PER_SIDE = 1\n"
         f"[HIERARCHICAL]\nHIER_COUNT = 0\nINDEXFILE = {index}\n[DATAFILE]\nFILE_COUNT = 1\nFILE_0 = {data}\n"
     )
-
-
-def _mrxs_link(folder: Path, bait: Bait) -> Path:
-    path = mrxs(lambda _f, _b: _slidedat("Index.dat", "Data0000.dat"))(folder, bait)
-    (folder / "a" / "Data0000.dat").symlink_to(bait.file)
+    if link == "Slidedat.ini":
+        (inner / link).symlink_to(bait.file.parent / link)
+    elif link not in ("", "a"):
+        (inner / link).symlink_to(bait.file)
+    if pipe:
+        os.mkfifo(inner / pipe)
+    if pipe != "Slidedat.ini":
+        (inner / "Slidedat.ini").write_text(bait.fill(text, inner))
     return path
-
-
-def _mrxs_folder_link(folder: Path, bait: Bait) -> Path:
-    (folder / "a.mrxs").write_bytes(b"")
-    elsewhere = bait.file.parent / "slide"
-    elsewhere.mkdir(exist_ok=True)
-    (elsewhere / "Slidedat.ini").write_text(_slidedat("Index.dat", "Data0000.dat"))
-    (folder / "a").symlink_to(elsewhere)
-    return folder / "a.mrxs"
-
-
-def _mrxs_list_link(folder: Path, bait: Bait) -> Path:
-    (folder / "a.mrxs").write_bytes(b"")
-    (folder / "a").mkdir()
-    text = bait.file.parent / "Slidedat.ini"
-    text.write_text(_slidedat("Index.dat", "Data0000.dat"))
-    (folder / "a" / "Slidedat.ini").symlink_to(text)
-    return folder / "a.mrxs"
 
 
 def _link_of_its_name(folder: Path, bait: Bait) -> Path:
@@ -147,9 +118,8 @@ def _link_of_its_name(folder: Path, bait: Bait) -> Path:
     import tifffile
 
     image = np.ascontiguousarray(scene(size=(300, 420)).transpose(1, 2, 0))
-    tifffile.imwrite(
-        folder / "a.tif", image, tile=(128, 128), photometric="rgb", metadata=None, software="MedScan"
-    )
+    options = {"tile": (128, 128), "photometric": "rgb", "metadata": None, "software": "MedScan"}
+    tifffile.imwrite(folder / "a.tif", image, **options)
     (folder / "a.Full").symlink_to(bait.file)
     return folder / "a.tif"
 
@@ -271,26 +241,23 @@ def _large_tile(folder: Path, _bait: Bait) -> Path:
     return folder / "a.tif"
 
 
+NODATA = '<PAMDataset><PAMRasterBand band="1"><NoDataValue>0</NoDataValue></PAMRasterBand></PAMDataset>'
+OVERVIEWS = (
+    '<PAMDataset><Metadata domain="OVERVIEWS"><MDI key="OVERVIEW_FILE">{file}</MDI></Metadata></PAMDataset>'
+)
+STATISTICS = NODATA.replace(
+    "<NoDataValue>0</NoDataValue>", '<Metadata><MDI key="STATISTICS_MEAN">9</MDI></Metadata>'
+)
+MANY = '"500000000"'
+
 RASTERS: dict[str, Callable[[Path, Bait], Path]] = {
-    "overviews at an address": _overviews(lambda bait: f"/vsicurl/{bait.url}/a.tif"),
-    "overviews that send a file": _overviews(
-        lambda bait: f"/vsicurl?header_file={bait.file}&url={bait.url}/a.tif"
-    ),
-    "overviews at a plain address": _overviews(lambda bait: f"{bait.url}/a.tif"),
-    "overviews in a file": _overviews(lambda bait: str(bait.file)),
-    "overviews in a mosaic": _overviews(lambda bait: vrt(bait.file)),
-    "aux.xml with overviews": _beside(
-        ".aux.xml",
-        lambda bait: (
-            f'<PAMDataset><Metadata domain="OVERVIEWS"><MDI key="OVERVIEW_FILE">{bait.file}</MDI></Metadata></PAMDataset>'
-        ),
-    ),
-    "aux.xml with nodata": _beside(
-        ".aux.xml",
-        lambda _: (
-            '<PAMDataset><PAMRasterBand band="1"><NoDataValue>0</NoDataValue></PAMRasterBand></PAMDataset>'
-        ),
-    ),
+    "overviews at an address": partial(_overviews, name="/vsicurl/{url}/a.tif"),
+    "overviews that send a file": partial(_overviews, name="/vsicurl?header_file={file}&url={url}/a.tif"),
+    "overviews at a plain address": partial(_overviews, name="{url}/a.tif"),
+    "overviews in a file": partial(_overviews, name="{file}"),
+    "overviews in a mosaic": partial(_overviews, name="{vrt}"),
+    "aux.xml with overviews": partial(_beside, text=OVERVIEWS),
+    "aux.xml with nodata": partial(_beside, text=NODATA),
     "mask beside": _mask_beside,
     "mosaic as a map": _vrt_as_tif,
     "grid files": _grids,
@@ -298,19 +265,19 @@ RASTERS: dict[str, Callable[[Path, Bait], Path]] = {
     "grid files in a JPEG 2000": _grids_in_jpeg2000,
     "OME-TIFF in several files": _ome_elsewhere,
     "OME-TIFF described elsewhere": _ome_binary_only,
-    "OME-TIFF of many times": _ome_sizes("SizeT", 500_000_000),
-    "OME-TIFF of many planes": _ome_sizes("PlaneCount", 500_000_000),
-    "MRXS whose index leads away": mrxs(lambda f, b: _slidedat(os.path.relpath(b.file, f / "a"), "D.dat")),
-    "MRXS whose data leads away": mrxs(lambda _f, b: _slidedat("Index.dat", str(b.file))),
-    "MRXS with a link": _mrxs_link,
-    "MRXS whose folder is a link": _mrxs_folder_link,
-    "MRXS with a pipe as index": mrxs(lambda _f, _b: "", pipe="Slidedat.ini"),
-    "MRXS with a pipe as data": mrxs(
-        lambda _f, _b: _slidedat("Index.dat", "Data0000.dat"), pipe="Data0000.dat"
+    "OME-TIFF of many times": partial(_ome_with, old='SizeT="1"', new=f"SizeT={MANY}"),
+    "OME-TIFF of many planes": partial(
+        _ome_with, old="<TiffData", new=f"<TiffData PlaneCount={MANY}/><TiffData"
     ),
+    "MRXS whose index leads away": partial(mrxs, index="{beside}", data="D.dat"),
+    "MRXS whose data leads away": partial(mrxs, data="{file}"),
+    "MRXS with a link": partial(mrxs, link="Data0000.dat"),
+    "MRXS whose folder is a link": partial(mrxs, link="a"),
+    "MRXS with a pipe as index": partial(mrxs, pipe="Slidedat.ini"),
+    "MRXS with a pipe as data": partial(mrxs, pipe="Data0000.dat"),
     "VMS that leads away": _vms,
     "VMS that leads away, after 5,000 bytes": partial(_vms, padding=f"# {'x' * 5000}\n"),
-    "MRXS whose list is a link": _mrxs_list_link,
+    "MRXS whose list is a link": partial(mrxs, link="Slidedat.ini"),
     "a slide beside a link of its name": _link_of_its_name,
     "a slide beside changes to it": _changes_beside,
     "DICOM beside a pipe": _dicom_pipe,
@@ -320,16 +287,13 @@ RASTERS: dict[str, Callable[[Path, Bait], Path]] = {
 """Rasters of which no window may be read."""
 
 READ: dict[str, Callable[[Path, Bait], Path]] = {
-    "overviews beside, a mosaic of a file": _beside(".ovr", lambda bait: vrt(bait.file)),
-    "overviews beside, a mosaic of an address": _beside(".ovr", lambda bait: vrt(f"/vsicurl/{bait.url}/a.tif")),
-    "aux.xml with statistics": _beside(
-        ".aux.xml",
-        lambda _: '<PAMDataset><PAMRasterBand band="1"><Metadata><MDI key="STATISTICS_MEAN">9</MDI></Metadata></PAMRasterBand></PAMDataset>',
+    "overviews beside, a mosaic of a file": partial(_beside, name="a.tif.ovr", text="{vrt}"),
+    "overviews beside, a mosaic of an address": partial(
+        _beside, name="a.tif.ovr", text=vrt("/vsicurl/{url}/a.tif")
     ),
-    "a world file": lambda folder, _: (
-        (folder / "a.tfw").write_text("2\n0\n0\n-2\n5\n6\n"), write_geotiff(folder / "a.tif", scene())
-    )[1],
-}  # fmt: skip
+    "aux.xml with statistics": partial(_beside, text=STATISTICS),
+    "a world file": partial(_beside, name="a.tfw", text="2\n0\n0\n-2\n5\n6\n"),
+}
 """Rasters of which the pixels in the file itself are read, whatever lies beside."""
 
 

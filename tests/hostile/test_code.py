@@ -124,28 +124,21 @@ def test_a_missing_image_does_not_hide_the_other_differences(patches, tmp_path):
     assert any(p.startswith("maps/shard-000000.parquet") for p in found.problems)
 
 
-@pytest.mark.parametrize(
-    ("name", "is_one"),
-    [
-        ("resnet50", True),
-        ("embedded", True),
-        ("timm:vit_small_patch16_224.augreg_in21k", True),
-        ("open_clip:ViT-B-16/openai", True),
-        ("models.py:build", False),
-        ("./models.py", False),
-        ("hf:stranger/model", False),
-        ("timm:hf-hub:stranger/model", False),
-        ("timm:local-dir:/tmp/x", False),
-        ("open_clip:local-dir:/tmp/x", False),
-        ("open_clip:ViT-B-16//tmp/evil.pt", False),
-        ("open_clip:hf-hub:a/b", False),
-        ("stranger:thing", False),
-        ("..\\evil", False),
-        ("", False),
-    ],
+LIBRARIES = ("resnet50", "embedded", "timm:vit_small_patch16_224.augreg_in21k", "open_clip:ViT-B-16/openai")
+FILES = (
+    "models.py:build",
+    "./models.py",
+    "timm:local-dir:/tmp/x",
+    "open_clip:local-dir:/tmp/x",
+    "..\\evil",
+    "",
 )
-def test_only_names_of_libraries_are_taken_from_a_run(name, is_one):
-    assert is_library_model(name) is is_one
+HUBS = ("hf:stranger/model", "timm:hf-hub:stranger/model", "open_clip:hf-hub:a/b", "stranger:thing")
+
+
+@pytest.mark.parametrize("name", [*LIBRARIES, *FILES, *HUBS, "open_clip:ViT-B-16//tmp/evil.pt"])
+def test_only_names_of_libraries_are_taken_from_a_run(name):
+    assert is_library_model(name) is (name in LIBRARIES)
 
 
 def test_a_run_at_a_url_is_not_fetched(whole, tmp_path):
@@ -163,9 +156,8 @@ def test_a_weights_file_that_only_a_run_names_is_not_opened(patches, tmp_path):
     model = equicam.load("embedded")
     save_file(dict(model.module.state_dict()), tmp_path / "w.safetensors")
     out = tmp_path / "run"
-    code, said = equicam_command(
-        "audit", patches, "--out", out, "--views", "2", "--n", "4", "--weights", tmp_path / "w.safetensors"
-    )
+    weights = ("--weights", tmp_path / "w.safetensors")
+    code, said = equicam_command("audit", patches, "--out", out, "--views", "2", "--n", "4", *weights)
     assert code == 0, said
     code, said = equicam_command("verify", out, "--sample", "20")
     assert code == 1, said
@@ -244,56 +236,31 @@ def test_odd_metadata_of_weights_is_ignored(tmp_path, classes):
     assert loaded.classes == model.classes
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"\xff\xfe",
-        b"[" * 100_000,
-        b"[]",
-        b"null",
-        b'"text"',
-        b'{"schema": []}',
-        b'{"schema": 2}',
-        b'{"schema": 2, "recipe": []}',
-        b'{"schema": 1, "method": {}}',
-    ],
-)
+NO_MANIFESTS = (b"\xff\xfe", b"[" * 100_000, b"[]", b"null", b'"text"', b'{"schema": []}', b'{"schema": 2}')
+OTHERS = (b'{"schema": 2, "recipe": []}', b'{"schema": 1, "method": {}}')
+
+
+@pytest.mark.parametrize("text", [*NO_MANIFESTS, *OTHERS])
 def test_a_manifest_that_is_none_is_refused_in_a_sentence(whole, tmp_path, text):
-    out = tmp_path / "run"
-    shutil.copytree(whole, out)
+    out = shutil.copytree(whole, tmp_path / "run")
     (out / "manifest.json").write_bytes(text)
     with pytest.raises(EquicamError, match=r"manifest\.json|schema version"):
         equicam.open_run(out)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"images": -1},
-        {"images": 10**15},
-        {"images": "24"},
-        {"shard_size": 0},
-        {"shard_size": 1.5},
-        {"classes": "ab"},
-        {"classes": [1, 2]},
-        {"classes": ["\ud800", "b"]},
-        {"versions": "x"},
-        {"model": ["evil.py:build"]},
-        {"layer": None},
-        {"source": 3},
-        {"recipe": {"views": "many"}},
-        {"recipe": {"views": [0.0, "x"]}},
-        {"recipe": {"method": {"a": [1]}}},
-    ],
-    ids=str,
-)
-def test_a_manifest_with_odd_values_is_refused_in_a_sentence(whole, tmp_path, change):
-    out = tmp_path / "run"
-    shutil.copytree(whole, out)
+ODD_VALUES = {
+    "images": (-1, 10**15, "24"), "shard_size": (0, 1.5), "classes": ("ab", [1, 2], ["\ud800", "b"]), "versions": ("x",),
+    "model": (["evil.py:build"],), "layer": (None,), "source": (3,),
+    "recipe": ({"views": "many"}, {"views": [0.0, "x"]}, {"method": {"a": [1]}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), [(k, v) for k, some in ODD_VALUES.items() for v in some], ids=str)
+def test_a_manifest_with_odd_values_is_refused_in_a_sentence(whole, tmp_path, name, value):
+    out = shutil.copytree(whole, tmp_path / "run")
     manifest = json.loads((out / "manifest.json").read_text())
-    if "recipe" in change:
-        change = {"recipe": manifest["recipe"] | change["recipe"]}
-    (out / "manifest.json").write_text(json.dumps(manifest | change))
+    value = manifest["recipe"] | value if name == "recipe" else value
+    (out / "manifest.json").write_text(json.dumps(manifest | {name: value}))
     with pytest.raises(EquicamError, match=r"manifest\.json"):
         equicam.open_run(out)
 
@@ -307,38 +274,28 @@ def ranked(whole, tmp_path_factory) -> Path:
     return out
 
 
+ODD_OPTIONS = ([], None, {"control": ["x"]}, {"budget": {"a": 1}}, {"seed": 1e308}, {"evil": 1})
+ODD_TEST = {"trained": [[]], "random": {"drift": -1}, "images": -1, "explained": "x", "recipe": None}
+
+
 @pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("triage.json", {"options": []}),
-        ("triage.json", {"options": None}),
-        ("triage.json", {"options": {"control": ["x"]}}),
-        ("triage.json", {"options": {"budget": {"a": 1}}}),
-        ("triage.json", {"options": {"seed": 1e308}}),
-        ("triage.json", {"options": {"evil": 1}}),
-        ("causal.json", {"trained": [[]]}),
-        ("causal.json", {"random": {"drift": -1}}),
-        ("causal.json", {"images": -1}),
-        ("causal.json", {"explained": "x"}),
-        ("causal.json", {"recipe": None}),
-    ],
+    ("name", "key", "value"),
+    [*(("triage", "options", v) for v in ODD_OPTIONS), *(("causal", k, v) for k, v in ODD_TEST.items())],
     ids=str,
 )
-def test_odd_values_in_the_files_of_a_queue_are_refused_in_a_sentence(ranked, tmp_path, name, change):
-    out = tmp_path / "run"
-    shutil.copytree(ranked, out)
-    (out / name).write_text(json.dumps(json.loads((out / name).read_text()) | change))
+def test_odd_values_in_the_files_of_a_queue_are_refused_in_a_sentence(ranked, tmp_path, name, key, value):
+    file = shutil.copytree(ranked, out := tmp_path / "run") / f"{name}.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
     with pytest.raises(EquicamError):
         equicam.open_run(out).report()
 
 
 @pytest.mark.parametrize(
-    "name", ["items/shard-000001.parquet", "maps/shard-000001.parquet", "triage.parquet"]
+    "name", [f"{name}.parquet" for name in ("items/shard-000001", "maps/shard-000001", "triage")]
 )
 @pytest.mark.parametrize("damage", ["a column of another type", "a column less", "another table"])
 def test_tables_with_other_columns_are_refused_in_a_sentence(ranked, tmp_path, name, damage):
-    out = tmp_path / "run"
-    shutil.copytree(ranked, out)
+    out = shutil.copytree(ranked, tmp_path / "run")
     table = pq.read_table(out / name)
     if damage == "a column of another type":
         table = table.set_column(0, "id", pa.array(range(table.num_rows)))

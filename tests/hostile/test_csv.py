@@ -29,9 +29,7 @@ def test_a_cell_never_begins_with_a_formula(start):
         assert f"{separator}'{start}1" in _guard_formulas(f"x{separator}{start}1") or start in "\t\r\n"
 
 
-@pytest.mark.parametrize(
-    "text", ["plain", "a-b", "2 - 1", "it's", "a; b", "x=1", "ünï ☃; 'q'", "a@b.example", ""]
-)
+@pytest.mark.parametrize("text", ["plain", "a-b", "2 - 1", "it's", "a; b", "x=1", "ünï ☃; 'q'", "a@b.c", ""])
 def test_other_text_stays_as_it_is(text):
     assert _guard_formulas(text) == text
 
@@ -39,17 +37,7 @@ def test_other_text_stays_as_it_is(text):
 @given(texts)
 def test_it_is_read_back_the_same(text):
     (row,) = (
-        csv.DictReader(
-            io.StringIO(
-                as_csv(
-                    ["x"],
-                    [
-                        {"x": text},
-                    ],
-                ).decode(),
-                newline="",
-            )
-        )
+        csv.DictReader(io.StringIO(as_csv(["x"], [{"x": text}]).decode(), newline=""))
         if text
         else ({"x": ""},)
     )

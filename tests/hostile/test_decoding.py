@@ -65,7 +65,7 @@ def fills_memory() -> None:
 
 KEPT_MEMORY = """
 import torch
-from equicam.images.limited import call_alone, limit_memory
+from equicam.images.limited import call_alone, _limit_memory
 from equicam.runtime.executor import keep_freed_memory
 
 assert keep_freed_memory()
@@ -73,7 +73,7 @@ blocks = [torch.ones(2**28, dtype=torch.uint8) for _ in range(6)]
 del blocks
 
 def fill():
-    limit_memory(2**29)
+    _limit_memory(2**29)
     try:
         torch.empty(2**30 - 2**20, dtype=torch.uint8)
     except RuntimeError:
@@ -97,9 +97,8 @@ def items(tmp_path) -> list[Item]:
 def decoded(items, preprocess, *, workers: int = 2) -> list[decoding.DecodedImage]:
     with closing(DecoderPool(preprocess, box, workers=workers, image_bytes=12, shard_size=2)) as pool:
         shards = [items[i : i + 2] for i in range(0, len(items), 2)]
-        return [
-            replace(one, x=None if one.x is None else one.x.copy()) for found in pool.decode_shards(shards) for one in found
-        ]  # fmt: skip
+        found = (one for shard in pool.decode_shards(shards) for one in shard)
+        return [replace(one, x=None if one.x is None else one.x.copy()) for one in found]
 
 
 def check_others(items, found) -> None:
@@ -134,10 +133,8 @@ def test_an_image_that_takes_too_much_memory_is_a_row(items, monkeypatch):
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc's malloc")
 def test_memory_that_the_parent_keeps_is_no_gift():
     env = {name: value for name, value in os.environ.items() if not name.startswith(CHOSEN_BY_USER)}
-    found = subprocess.run(
-        [sys.executable, "-c", KEPT_MEMORY], env=env, capture_output=True, text=True, check=True
-    )
-    assert found.stdout == "refused\n"
+    command = [sys.executable, "-c", KEPT_MEMORY]
+    assert subprocess.check_output(command, env=env, text=True) == "refused\n"
 
 
 def test_the_factor_of_the_limits_is_checked(monkeypatch):
@@ -172,9 +169,8 @@ def test_other_engines_have_the_same_limits_and_keep_none(items, tmp_path, monke
     assert [one.item for one in found] == items
     assert [one.reason and one.reason.code for one in found] == [None, None, code, None, None, None]
     for one in found[:2] + found[3:]:
-        np.testing.assert_array_equal(
-            one.x, decode_image(one.item, partial(preprocess_to_array, model), box).x
-        )
+        alone = decode_image(one.item, partial(preprocess_to_array, model), box)
+        np.testing.assert_array_equal(one.x, alone.x)
     assert (resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGALRM)) == before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
@@ -258,11 +254,10 @@ def test_every_entry_of_a_list_is_a_row(tmp_path):
         file.truncate(8 * 10**12)
     names = ["good.png", "long.png", "pipe.png", "socket.png", "sparse.png", "/dev/zero", "/dev/stdin", "/", "absent.png", "nul\0.png"]  # fmt: skip
     (tmp_path / "items.csv").write_text("\n".join(["path", *names]))
-    run = equicam.audit(
-        tmp_path, equicam.load("embedded"), tmp_path / "run", views=2, shard_size=4, workers=1
-    )
+    model, options = equicam.load("embedded"), {"views": 2, "shard_size": 4, "workers": 1}
+    run = equicam.audit(tmp_path, model, tmp_path / "run", **options)
     rows = {row["id"]: row for row in run.items.to_pylist()}
     assert rows.keys() == set(names)
     assert {name for name, row in rows.items() if row["status"] == "ok"} == {"good.png"}
     assert all(row["reason"] == "unreadable" for name, row in rows.items() if name != "good.png")
-    equicam.audit(tmp_path, equicam.load("embedded"), tmp_path / "run", views=2, shard_size=4, workers=1)
+    equicam.audit(tmp_path, model, tmp_path / "run", **options)

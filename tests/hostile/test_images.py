@@ -62,11 +62,9 @@ def test_damaged_exif_is_an_image_or_an_error(tmp_path, name):
             for _ in range(random.randint(1, 4)):
                 damaged[random.randrange(6, len(damaged))] = random.randrange(256)
             path.write_bytes(encode(name, exif=bytes(damaged)))
-            try:
+            with contextlib.suppress(EquicamError):
                 assert open_image(path).size in ((64, 48), (48, 64))
                 opened += 1
-            except EquicamError:
-                pass
     assert opened > 150
 
 
@@ -117,9 +115,7 @@ def test_an_absurd_size_is_refused_before_it_is_decoded(tmp_path, size):
     model = equicam.load("embedded")
     start = time.process_time()
     for reads in (open_image, lambda p: equicam.explain(model, p), lambda p: load_image(model, Item("a", p))):
-        with pytest.raises(
-            EquicamError, match="sides of 1 to 65,535 pixels, one at most 100 times the other"
-        ):
+        with pytest.raises(EquicamError, match="sides of 1 to 65,535 pixels, one at most 100 times"):
             reads(path)
     assert time.process_time() - start < 1
     path.write_bytes(png(30, 3_000))

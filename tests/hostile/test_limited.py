@@ -67,10 +67,8 @@ def test_a_lock_of_another_thread_stops_nobody(tmp_path):
     holder.start()
     held.wait(10)
     limited.end_idle()
-    found = []
-    reader = threading.Thread(
-        target=lambda: found.append(limited.call(_mean_of_png, str(tmp_path / "x.png")))
-    )
+    found, path = [], str(tmp_path / "x.png")
+    reader = threading.Thread(target=lambda: found.append(limited.call(_mean_of_png, path)))
     reader.start()
     reader.join(50)
     done.set()
@@ -129,11 +127,9 @@ def _wait(_path) -> None:
 def write_long_list(folder, rows: int = 100_000):
     """A kilobyte or two of Parquet whose rows take memory: one label of 8,000 letters, repeated."""
     folder.mkdir()
-    same = [
-        pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([text]))
-        for text in ("p.png", "a" * 8000)
-    ]
-    table = pa.table({"path": same[0], "id": pa.array(range(rows)), "label": same[1]})
+    zeros, texts = pa.array([0] * rows, pa.int32()), ("p.png", "a" * 8000)
+    path, label = (pa.DictionaryArray.from_arrays(zeros, pa.array([text])) for text in texts)
+    table = pa.table({"path": path, "id": pa.array(range(rows)), "label": label})
     options = {"use_dictionary": ["path", "label"], "column_encoding": {"id": "DELTA_BINARY_PACKED"}}
     pq.write_table(table, folder / "items.parquet", compression="zstd", **options)
     return folder

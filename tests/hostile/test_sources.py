@@ -39,9 +39,8 @@ def test_a_hostile_csv_list_is_refused_by_name(tmp_path, name):
 
 
 def test_paths_in_any_bytes_are_rows(tmp_path):
-    (tmp_path / "items.csv").write_bytes(
-        b"path,label\n\xff\xfe.png,\xff\na\0b.png,1\n" + b"x" * 5000 + b",2\n"
-    )
+    rows = (b"path,label", b"\xff\xfe.png,\xff", b"a\0b.png,1", b"x" * 5000 + b",2\n")
+    (tmp_path / "items.csv").write_bytes(b"\n".join(rows))
     items = find_items(tmp_path)
     assert [item.label for item in items] == ["\\udcff", 1, 2]
     for item in items:
@@ -102,11 +101,8 @@ def test_a_list_that_repeats_a_row_is_refused_at_the_second(tmp_path):
 def test_a_damaged_parquet_list_is_refused(tmp_path, cut):
     pq.write_table(pa.table({"path": ["a", "b"]}), tmp_path / "whole.parquet")
     data = (tmp_path / "whole.parquet").read_bytes()
-    for damaged in (
-        data[:cut],
-        data[:-8] + struct.pack("<I", 2**31 - 1) + b"PAR1",
-        data[:cut] + b"\xff" * 64 + data[cut + 64 :],
-    ):
+    absurd, spoilt = struct.pack("<I", 2**31 - 1) + b"PAR1", data[:cut] + b"\xff" * 64 + data[cut + 64 :]
+    for damaged in (data[:cut], data[:-8] + absurd, spoilt):
         (tmp_path / "items.parquet").write_bytes(damaged)
         try:
             assert [item.id for item in find_items(tmp_path)] == ["a", "b"]

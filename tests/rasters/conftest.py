@@ -34,9 +34,8 @@ def write_pyramid(
     common = {"tile": (128, 128), "photometric": "rgb" if rgb else "minisblack"}
     metadata = {"axes": "YXS" if rgb else "CYX"}
     if mpp:
-        metadata |= {
-            "PhysicalSizeX": mpp, "PhysicalSizeY": mpp, "PhysicalSizeXUnit": "µm", "PhysicalSizeYUnit": "µm",
-        }  # fmt: skip
+        metadata |= {f"PhysicalSize{axis}": mpp for axis in "XY"}
+        metadata |= {f"PhysicalSize{axis}Unit": "µm" for axis in "XY"}
     if ome and not rgb:
         metadata["Channel"] = {"Name": [f"stain {i}" for i in range(len(image))]}
     smaller = [image]
@@ -45,16 +44,11 @@ def write_pyramid(
     with tifffile.TiffWriter(path, ome=ome, bigtiff=False) as file:
         for i, one in enumerate(smaller):
             data = np.ascontiguousarray(one.transpose(1, 2, 0)) if rgb else one
-            if ome:
-                options = (
-                    {"subifds": levels - 1, "metadata": metadata}
-                    if i == 0
-                    else {"subfiletype": 1, "metadata": None}
-                )
-            else:
-                options = {"metadata": None} | ({"subfiletype": 1} if i else {})
-                if mpp:
-                    options |= {"resolution": (1e4 / mpp, 1e4 / mpp), "resolutionunit": "CENTIMETER"}
+            options = {"subfiletype": 1, "metadata": None} if i else {"metadata": metadata if ome else None}
+            if ome and not i:
+                options["subifds"] = levels - 1
+            elif mpp and not ome:
+                options |= {"resolution": (1e4 / mpp, 1e4 / mpp), "resolutionunit": "CENTIMETER"}
             file.write(data, **common, **options)
     return stack
 

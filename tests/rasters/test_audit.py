@@ -13,6 +13,7 @@ import torch
 import equicam
 from equicam.core.views import crop_centre
 from equicam.images import limited
+from equicam.images.files import RemotePath
 from equicam.images.items import read_item
 from equicam.models.surround import preprocess_window
 from equicam.rasters.options import RasterWindow, Tiling
@@ -51,11 +52,7 @@ def test_rows_are_windows_with_their_place(run, slide):
     assert raster["reader"].startswith("tifffile ")
     assert (raster["windows"], raster["background"], raster["error"]) == (42, 0, None)
     assert ("tifffile", pytest.importorskip("tifffile").__version__) in run.manifest.versions
-
-
-def test_context_is_the_default_and_borders_are_edges(run):
     assert run.manifest.recipe.context == "auto"
-    rows = run.items.to_pylist()
     # four views are multiples of 90°, which need no margin
     assert not any("edge" in row["flags"] for row in rows)
 
@@ -87,10 +84,8 @@ def test_a_row_is_the_explanation_of_its_window(run, slide):
     assert found.confidence.item() == pytest.approx(row["confidence"], abs=1e-5)
     assert found.peum_score.item() == pytest.approx(row["peum_score"], abs=1e-6)
     shown = np.asarray(content.decode().image, np.float32)
-    inner = (
-        crop_centre(x, (96, 96))[0] * torch.tensor(model.std)[:, None, None]
-        + torch.tensor(model.mean)[:, None, None]
-    )
+    mean, std = (torch.tensor(of)[:, None, None] for of in (model.mean, model.std))
+    inner = crop_centre(x, (96, 96))[0] * std + mean
     assert np.abs(shown - 255 * inner.permute(1, 2, 0).numpy()).max() < 1.01
 
 
@@ -160,9 +155,8 @@ def test_deep_bands_through_a_model_that_declares_its_input(tmp_path):
 
 def test_one_class_can_be_explained_everywhere(slide, tmp_path):
     model = equicam.load("embedded")
-    run = equicam.audit(
-        slide, model, tmp_path / "run", views=4, target=model.classes[1], tiling=Tiling(96, 200)
-    )
+    options = {"target": model.classes[1], "tiling": Tiling(96, 200)}
+    run = equicam.audit(slide, model, tmp_path / "run", views=4, **options)
     assert set(run.items["target"].to_pylist()) == {1}
     assert run.manifest.target == 1
     assert run.verify(2).ok
@@ -207,16 +201,14 @@ def test_a_changed_raster_is_not_resumed(slide, tmp_path):
     assert "changed since it was explained" in " ".join(said.split())
 
 
-def test_other_windows_are_another_run(slide, run):
-    code, said = equicam_command("audit", slide, *OPTIONS, "--mpp", "1", "--out", run.folder)
-    assert code != 0
-    assert "the images it was started with" in " ".join(said.split())
-
-
-def test_options_of_rasters_need_a_tile(slide, tmp_path):
-    code, said = equicam_command("audit", slide, "--mpp", "0.5", "--out", tmp_path / "run")
-    assert code != 0
-    assert "--mpp needs --tile" in " ".join(said.split())
+def test_other_windows_are_another_run_and_options_need_a_tile(slide, run, tmp_path):
+    for options, out, refusal in (
+        ((*OPTIONS, "--mpp", "1"), run.folder, "the images it was started with"),
+        (("--mpp", "0.5"), tmp_path / "run", "--mpp needs --tile"),
+    ):
+        code, said = equicam_command("audit", slide, *options, "--out", out)
+        assert code != 0
+        assert refusal in " ".join(said.split())
 
 
 @pytest.mark.slow
@@ -237,14 +229,15 @@ def test_a_map_at_a_url_is_read_by_ranges(tmp_path, monkeypatch):
     store = fsspec.filesystem("memory")
     store.pipe("/scenes/scene.tif", local.read_bytes())
     monkeypatch.setattr(limited, "inside", lambda: True)  # that store is in the memory of this process
-    whole = []
-    monkeypatch.setattr(limited, "inside", lambda: True)  # the store is in the memory of this process
-    monkeypatch.setattr("equicam.images.files.RemotePath.read_bytes", lambda self: whole.append(self))
+    counts, read = [], RemotePath.read_bytes
+    monkeypatch.setattr(
+        RemotePath, "read_bytes", lambda at, count=None: counts.append(count) or read(at, count)
+    )
     model, tiling = equicam.load("embedded"), Tiling(96, 150)
     run = equicam.audit("memory://scenes/scene.tif", model, tmp_path / "run", views=4, tiling=tiling)
     assert set(run.items["status"].to_pylist()) == {"ok"}
     assert run.items["path"][0].as_py().startswith("memory://")
-    assert not whole
+    assert set(counts) == {4096}
     same = equicam.audit(local, model, tmp_path / "same", views=4, tiling=tiling)
     columns = ["x", "y", "sha256", "target"]
     assert run.read_items(columns).equals(same.read_items(columns))

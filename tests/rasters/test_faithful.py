@@ -27,10 +27,9 @@ def tiled(path, image, **options):
     return path
 
 
-@pytest.mark.parametrize(
-    ("bands", "dtype"), [(13, "uint16"), (3, "uint16"), (3, "float32"), (4, "uint8"), (1, "uint8")]
-)
-def test_a_tiled_tiff_without_coordinates_keeps_its_values(tmp_path, bands, dtype):
+@pytest.mark.parametrize("kind", ["13 uint16", "3 uint16", "3 float32", "4 uint8", "1 uint8"])
+def test_a_tiled_tiff_without_coordinates_keeps_its_values(tmp_path, kind):
+    bands, dtype = int(kind.split()[0]), kind.split()[1]
     image = scene(bands, dtype)
     raster = open_raster(tiled(tmp_path / "plain.tif", image))
     assert raster.info.reader.startswith("rasterio")
@@ -117,15 +116,9 @@ def test_other_images_in_a_file_are_no_levels(tmp_path):
 
 def test_a_band_that_was_never_written_is_no_data_in_any_order(tmp_path):
     path, image = tmp_path / "sparse.tif", scene(size=(256, 256))
-    profile = {
-        "driver": "GTiff",
-        "tiled": True,
-        "blockxsize": 128,
-        "blockysize": 128,
-        "dtype": "uint8",
-        "SPARSE_OK": True,
-    }
-    with rasterio.open(path, "w", count=3, height=256, width=256, interleave="band", **profile) as file:
+    profile = {"driver": "GTiff", "tiled": True, "blockxsize": 128, "blockysize": 128, "SPARSE_OK": True}
+    size = {"count": 3, "height": 256, "width": 256, "dtype": "uint8", "interleave": "band"}
+    with rasterio.open(path, "w", **profile, **size) as file:
         file.write(image[0], 1)
         file.write(image[2], 3)
     raster = open_raster(path)
@@ -139,15 +132,8 @@ def test_compressed_ome_tiffs_are_read(tmp_path, compression):
     pytest.importorskip("imagecodecs")
     image = np.ascontiguousarray(scene().transpose(1, 2, 0))
     path = tmp_path / f"{compression}.ome.tif"
-    tifffile.imwrite(
-        path,
-        image,
-        ome=True,
-        tile=(128, 128),
-        photometric="rgb",
-        compression=compression,
-        metadata={"axes": "YXS"},
-    )
+    options = {"tile": (128, 128), "photometric": "rgb", "metadata": {"axes": "YXS"}}
+    tifffile.imwrite(path, image, ome=True, compression=compression, **options)
     found = open_raster(path).read((10, 20, 74, 84), (64, 64), (0, 1, 2)).values.transpose(1, 2, 0)
     apart = np.abs(found.astype(int) - image[20:84, 10:74].astype(int))
     assert apart.max() <= (30 if compression == "jpeg" else 0)
@@ -179,23 +165,17 @@ def regions(tmp_path, content):
     return str(path)
 
 
-def square(x, y, side):
-    return {
-        "type": "Polygon",
-        "coordinates": [[[x, y], [x + side, y], [x + side, y + side], [x, y + side], [x, y]]],
-    }
+def area(x, y, side, **properties):
+    ring = [[x, y], [x + side, y], [x + side, y + side], [x, y + side], [x, y]]
+    geometry = {"type": "Polygon", "coordinates": [ring]}
+    return {"type": "Feature", "properties": properties, "geometry": geometry}
 
 
 def test_regions_in_the_crs_that_a_file_names(tmp_path):
-    path = tiled(
-        tmp_path / "utm.tif", scene(), crs="EPSG:32618", transform=rasterio.Affine(10, 0, 5e5, 0, -10, 4e6)
-    )
+    place = {"crs": "EPSG:32618", "transform": rasterio.Affine(10, 0, 5e5, 0, -10, 4e6)}
+    path = tiled(tmp_path / "utm.tif", scene(), **place)
     info = open_raster(path).info
-    feature = {
-        "type": "Feature",
-        "properties": {"label": "field"},
-        "geometry": square(5e5 + 1000, 4e6 - 3000, 1000),
-    }
+    feature = area(5e5 + 1000, 4e6 - 3000, 1000, label="field")
     crs = {"type": "name", "properties": {"name": "urn:ogc:def:crs:EPSG::32618"}}
     given = {"type": "FeatureCollection", "crs": crs, "features": [feature]}
     ((label, (ring,)),) = read_regions(info, path, regions(tmp_path, given))
@@ -209,14 +189,10 @@ def test_regions_in_the_crs_that_a_file_names(tmp_path):
 def test_regions_may_hold_points_and_be_one_feature(tmp_path):
     write_pyramid(tmp_path / "slide.tif", scene())
     info = open_raster(tmp_path / "slide.tif").info
-    area = {
-        "type": "Feature",
-        "properties": {"classification": {"names": ["Tumor", "edge"]}},
-        "geometry": square(0, 0, 100),
-    }
+    tumor = area(0, 0, 100, classification={"names": ["Tumor", "edge"]})
     point = {"type": "Feature", "properties": {}, "geometry": {"type": "Point", "coordinates": [1, 2]}}
     nothing = {"type": "Feature", "properties": {}, "geometry": None}
-    for given in (area, [point, area, nothing]):
+    for given in (tumor, [point, tumor, nothing]):
         ((label, _),) = read_regions(info, tmp_path / "slide.tif", regions(tmp_path, given))
         assert label == "Tumor: edge"
     with pytest.raises(EquicamError, match="at least one polygon"):

@@ -26,6 +26,8 @@ SIDES = (48, 60)
 BOX = (130, 70, 330, 250)
 """x0, y0, x1, y1 of what is read of a raster: parts of several tiles."""
 SCENE = scene(4, size=(300, 420))
+COLOURED = SCENE[:3].transpose(1, 2, 0)
+RGB_TILES = {"tile": (128, 128), "photometric": "rgb"}
 ORIENTATION = 0x0112
 
 
@@ -173,10 +175,8 @@ OME: dict[str, Callable[[Path], object]] = {
         )
         for dtype, compression in product(("uint8", "uint16", "float32"), (None, "zlib", "lzw", "zstd"))
     },
-    "colour": partial(ome, values=SCENE[:3].transpose(1, 2, 0), axes="YXS", tile=(128, 128), photometric="rgb"),
-    "colour, jpeg": partial(
-        ome, values=SCENE[:3].transpose(1, 2, 0), axes="YXS", tile=(128, 128), photometric="rgb", compression="jpeg"
-    ),
+    "colour": partial(ome, values=COLOURED, axes="YXS", **RGB_TILES),
+    "colour, jpeg": partial(ome, values=COLOURED, axes="YXS", compression="jpeg", **RGB_TILES),
     "strips": partial(ome, values=SCENE[:3], axes="CYX", rowsperstrip=32, **GREY),
     "one plane": partial(ome, values=SCENE[0], axes="YX", tile=(64, 64), **GREY),
     "predictor": partial(ome, values=SCENE[:3], axes="CYX", tile=(128, 128), compression="zlib", predictor=True, **GREY),
@@ -201,9 +201,7 @@ def test_an_ome_tiff_is_what_tifffile_reads(tmp_path, kind):
 
 
 def slide(path: Path, **options: object) -> None:
-    tifffile.imwrite(
-        path, SCENE[:3].transpose(1, 2, 0), tile=(128, 128), photometric="rgb", metadata=None, **options
-    )
+    tifffile.imwrite(path, COLOURED, metadata=None, **RGB_TILES, **options)
 
 
 SLIDES: dict[str, Callable[[Path], object]] = {
@@ -244,11 +242,7 @@ def dicom(values: np.ndarray, syntax: str, **elements: object) -> "pydicom.Datas
 
 DEEP = (scene(1, "uint16", size=SIDES)[0] * 0.4).astype(np.uint16)
 COLOUR = scene(3, size=SIDES).transpose(1, 2, 0)
-SYNTAXES = (
-    "ExplicitVRLittleEndian",
-    "ImplicitVRLittleEndian",
-    "ExplicitVRBigEndian",
-)
+SYNTAXES = ("ExplicitVRLittleEndian", "ImplicitVRLittleEndian", "ExplicitVRBigEndian")
 DICOM: dict[str, Callable[[], "pydicom.Dataset"]] = {
     **{
         f"{dtype} {syntax}": partial(dicom, DEEP.astype(dtype), syntax)

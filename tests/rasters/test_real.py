@@ -51,9 +51,8 @@ def test_a_slide_is_not_read_as_an_image():
 def test_an_audit_of_a_slide(tmp_path):
     pytest.importorskip("openslide")
     tiling = Tiling(96, 300, 0.1, input=Input(mpp=1.0))
-    run = equicam.audit(
-        real("cmu_small_region.svs"), equicam.load("embedded"), tmp_path / "run", views=4, tiling=tiling
-    )
+    path, model = real("cmu_small_region.svs"), equicam.load("embedded")
+    run = equicam.audit(path, model, tmp_path / "run", views=4, tiling=tiling)
     assert set(run.items["status"].to_pylist()) == {"ok"}
     assert run.verify(3).ok
 
@@ -68,9 +67,8 @@ def test_a_band_of_sentinel_2():
     with rasterio.open(path) as bare:
         expected = bare.read(1)
     assert expected.std() > 50
-    np.testing.assert_array_equal(
-        raster.read((500, 600, 818, 918), (318, 318), (0,)).values[0], expected[600:918, 500:818]
-    )
+    found = raster.read((500, 600, 818, 918), (318, 318), (0,)).values[0]
+    np.testing.assert_array_equal(found, expected[600:918, 500:818])
     with pytest.raises(EquicamError, match=r"equicam\[geo\]"):
         open_image(path)
 

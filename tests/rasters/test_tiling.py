@@ -8,12 +8,12 @@ import pytest
 
 from equicam.errors import EquicamError
 from equicam.images import limited
-from equicam.images.items import Item, scan_order
+from equicam.images.items import Item, _scan_order
 from equicam.rasters import tiling as tilings
 from equicam.rasters.geojson import read_regions
 from equicam.rasters.options import Input, RasterWindow, Tiling, raster_id, window_id
 from equicam.rasters.raster import open_raster
-from equicam.rasters.tiling import cut_windows, otsu, tissue
+from equicam.rasters.tiling import _otsu, _tissue, cut_windows
 from tests.rasters.conftest import HEIGHT, WIDTH, scene, write_geotiff, write_pyramid
 
 pytest.importorskip("openslide")
@@ -74,7 +74,7 @@ def test_resolution_is_exact_and_ids_say_it(slide):
     assert raster_id("a#x=b.png#x=1,y=2,s=3") == "a#x=b.png"
     assert window_id("a", RasterWindow(1 / 3, 2.0, 10, Tiling(10))) == "a#x=0.333,y=2,s=10"
     assert len({one.id for one in windows}) == len(windows)
-    assert list(windows) == sorted(windows, key=scan_order)
+    assert list(windows) == sorted(windows, key=_scan_order)
 
 
 def test_missing_resolution_is_refused_and_can_be_given(tmp_path):
@@ -107,11 +107,10 @@ def test_background_is_counted_and_left_out(slide):
 def test_glass_alone_has_no_tissue():
     rng = np.random.default_rng(0)
     glass = rng.integers(240, 250, (3, 200, 200)).astype(np.uint8)
-    assert tissue(glass, np.ones((200, 200), bool)).mean() < 0.02
-    values = (
-        np.concatenate([rng.normal(0.1, 0.02, 500), rng.normal(0.6, 0.05, 300)]).clip(0, 1).astype("float32")
-    )
-    assert 0.15 < otsu(values) < 0.5
+    assert _tissue(glass, np.ones((200, 200), bool)).mean() < 0.02
+    values = np.concatenate([rng.normal(0.1, 0.02, 500), rng.normal(0.6, 0.05, 300)])
+    values = values.clip(0, 1).astype("float32")
+    assert 0.15 < _otsu(values) < 0.5
 
 
 def test_windows_without_data_are_counted_and_left_out(tmp_path):
@@ -159,13 +158,11 @@ def test_regions_of_maps_are_in_degrees(tmp_path):
     corners = [(left, top), (left + 3000, top), (left + 3000, top - 3000), (left, top - 3000), (left, top)]
     lon, lat = transform("EPSG:32618", "EPSG:4326", *map(list, zip(*corners, strict=True)))
     file = tmp_path / "field.geojson"
-    file.write_text(
-        json.dumps({"features": [polygon([list(p) for p in zip(lon, lat, strict=True)], label="field")]})
-    )
+    field = polygon([[x, y] for x, y in zip(lon, lat, strict=True)], label="field")
+    file.write_text(json.dumps({"features": [field]}))
     windows, _ = cut(path, tile=50, regions=str(file))
-    assert {(one.window.x, one.window.y) for one in windows} == {
-        (x, y) for x in range(200, 500, 50) for y in range(100, 400, 50)
-    }
+    expected = {(x, y) for x in range(200, 500, 50) for y in range(100, 400, 50)}
+    assert {(one.window.x, one.window.y) for one in windows} == expected
 
 
 @pytest.mark.parametrize("text", ["", "[]x", "{}", '{"features": [{"geometry": {"type": "Point"}}]}', '{"features": [1]}',
@@ -224,14 +221,8 @@ def test_an_input_takes_what_it_leaves_open_from_the_model():
 
 
 def test_a_tiling_survives_json():
-    made = Tiling(
-        224,
-        "disc",
-        0.1,
-        mpp_is=0.25,
-        regions="r.geojson",
-        input=Input("4,3,2", 1e4, (0.1,) * 3, (0.2,) * 3, 10),
-    )
+    given = Input("4,3,2", 1e4, (0.1,) * 3, (0.2,) * 3, 10)
+    made = Tiling(224, "disc", 0.1, mpp_is=0.25, regions="r.geojson", input=given)
     assert Tiling.from_json(json.loads(json.dumps(made.to_json()))) == made
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from equicam.images.files import FileStat, RemotePath, file_stats
 from equicam.images.item_table import Items
-from equicam.images.items import Item, digest_items, sample_by_class, scan_order, valid_utf8
+from equicam.images.items import Item, _scan_order, digest_items, sample_by_class, valid_utf8
 from equicam.images.sources import SUFFIXES, list_items
 from equicam.rasters.options import RasterWindow, Tiling, window_id
 
@@ -22,19 +22,12 @@ def random_items(rng, count):
         name = f"{rng.choice(NAMES)}/{rng.choice(NAMES)}{i}.png"
         path = rng.choice([Path(name), Path("/root") / name, RemotePath(f"s3://bucket/{name}")])
         if isinstance(path, RemotePath) and rng.random() < 0.5:
-            path = RemotePath(
-                path.url, FileStat(i, rng.choice([None, 10**18 + i])), allowed=rng.random() < 0.5
-            )
-        found.append(
-            Item(
-                valid_utf8(name.replace("\\", "\\\\")),
-                path,
-                label=rng.choice([None, 7, -(10**17), "7", 'a "quoted" ü']),
-                boxes=((0.1, 2.0, 3.25, 1e300),) * rng.randrange(3),
-                region=rng.choice([None, (0.0, 1 / 3, 2.0, 3.0)]),
-                index=rng.choice([None, 0, 5]),
-            )
-        )
+            stat = FileStat(i, rng.choice([None, 10**18 + i]))
+            path = RemotePath(path.url, stat, allowed=rng.random() < 0.5)
+        label = rng.choice([None, 7, -(10**17), "7", 'a "quoted" ü'])
+        boxes = ((0.1, 2.0, 3.25, 1e300),) * rng.randrange(3)
+        region, index = rng.choice([None, (0.0, 1 / 3, 2.0, 3.0)]), rng.choice([None, 0, 5])
+        found.append(Item(valid_utf8(name.replace("\\", "\\\\")), path, label, boxes, region, index))
     rng.shuffle(found)
     return found
 
@@ -56,23 +49,19 @@ def test_columns_hold_what_objects_hold(make):
     items = make(random.Random(4), 300)
     found = Items.of(items)
     assert list(found) == items
-    assert [found[0], found[-1], *found[5:8], *found[::-100]] == [
-        items[0],
-        items[-1],
-        *items[5:8],
-        *items[::-100],
-    ]
+    assert [found[0], found[-1]] == [items[0], items[-1]]
+    assert [*found[5:8], *found[::-100]] == [*items[5:8], *items[::-100]]
     assert list(pickle.loads(pickle.dumps(found[20:40]))) == items[20:40]
     assert found.labels() == [item.label for item in items]
     assert found.digest() == digest_items(items)
-    ordered = sorted(items, key=scan_order)
+    ordered = sorted(items, key=_scan_order)
     assert ordered != items
     assert list(found.in_scan_order()) == ordered
     assert found.path_texts().to_pylist() == [valid_utf8(str(item.path)) for item in items]
     texts = [None if item.label is None else str(item.label) for item in items]
     assert found.label_texts().to_pylist() == texts
     for n in (None, 1, 3, 7, 100, 299):
-        assert list(found.sample(n)) == sorted(sample_by_class(items, n), key=scan_order), n
+        assert list(found.sample(n)) == sorted(sample_by_class(items, n), key=_scan_order), n
     with pytest.raises(IndexError):
         found[len(items)]
 
@@ -87,9 +76,8 @@ def test_a_folder_is_listed_as_a_walk_finds_it(tmp_path):
     for i in range(150):
         folder = tmp_path.joinpath(*rng.choices(NAMES, k=rng.randrange(3)))
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{rng.choice(NAMES)}{i}{rng.choice(['.png', '.JPG', '.txt', '.tiff'])}").write_bytes(
-            b"x" * i
-        )
+        suffix = rng.choice([".png", ".JPG", ".txt", ".tiff"])
+        (folder / f"{rng.choice(NAMES)}{i}{suffix}").write_bytes(b"x" * i)
     expected = []
     for path in tmp_path.rglob("*"):
         if path.is_file() and path.suffix.lower() in SUFFIXES:

@@ -1,6 +1,5 @@
 """Every kind of image file is opened as upright 8-bit RGB, or refused with a reason."""
 
-import io
 import zlib
 
 import numpy as np
@@ -12,6 +11,7 @@ from equicam import EquicamError
 from equicam.errors import needing, refusing
 from equicam.images.formats import to_rgb
 from equicam.images.items import open_image
+from tests.hostile.generate import encode
 
 RAMP = np.linspace(0, 255, 40 * 30).reshape(40, 30).astype(np.uint8)
 COLOUR = np.stack([RAMP, RAMP[::-1], np.full_like(RAMP, 90)], -1)
@@ -30,13 +30,12 @@ def test_colour(tmp_path, name):
 
 def test_greyscale_and_sixteen_bits_are_the_same_image(tmp_path):
     eight = open_image(saved(tmp_path, Image.fromarray(RAMP), "8.png"))
-    sixteen = open_image(saved(tmp_path, Image.fromarray(RAMP.astype(np.uint16) * 257), "16.png"))
-    pgm = open_image(saved(tmp_path, Image.fromarray(RAMP.astype(np.uint16) * 257), "16.pgm"))
-    jp2 = open_image(saved(tmp_path, Image.fromarray(RAMP.astype(np.uint16) * 257), "16.jp2"))
+    sixteen = Image.fromarray(RAMP.astype(np.uint16) * 257)
+    deep = [open_image(saved(tmp_path, sixteen, f"16.{ending}")) for ending in ("png", "pgm", "jp2")]
     floats = to_rgb(Image.fromarray((RAMP / 255).astype(np.float32)))
     dark = open_image(saved(tmp_path, Image.fromarray(RAMP.astype(np.uint16)), "dark.png"))
     assert np.asarray(dark).max() == 1  # 255 of 65535 is dark, whatever else is in the image
-    for found in (eight, sixteen, pgm, jp2, floats):
+    for found in (eight, *deep, floats):
         assert found.mode == "RGB"
         assert np.array_equal(np.asarray(found)[..., 0], RAMP)
 
@@ -79,21 +78,8 @@ def bomb(side: int = 60_000) -> bytes:
     def chunk(kind: bytes, data: bytes) -> bytes:
         return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
 
-    header = side.to_bytes(4, "big") * 2 + bytes([8, 2, 0, 0, 0])
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + chunk(b"IDAT", zlib.compress(b""))
-        + chunk(b"IEND", b"")
-    )
-
-
-def whole_png() -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)).save(
-        buffer, "png"
-    )
-    return buffer.getvalue()
+    header = chunk(b"IHDR", side.to_bytes(4, "big") * 2 + bytes([8, 2, 0, 0, 0]))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
 
 
 REFUSED = {
@@ -102,7 +88,7 @@ REFUSED = {
     "just under.png": (bomb(13_377), "can be read whole"),  # not for its size
     "empty.png": (b"", "bytes of no known format"),
     "text.jpg": (b"<script>alert(1)</script>", "bytes of no known format"),
-    "truncated.png": (whole_png()[:2000], "can be read whole"),
+    "truncated.png": (encode("png")[:2000], "can be read whole"),
 }
 
 

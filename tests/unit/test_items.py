@@ -11,14 +11,7 @@ import pytest
 from PIL import Image
 
 from equicam import EquicamError
-from equicam.images.items import (
-    Item,
-    digest_items,
-    open_item,
-    parse_box,
-    sample_by_class,
-    valid_utf8,
-)
+from equicam.images.items import Item, digest_items, open_item, parse_box, sample_by_class, valid_utf8
 
 
 def item(name: str, label: int | str | None = None) -> Item:
@@ -79,9 +72,8 @@ def test_sample_by_hand():
     assert ids(sample_by_class([item(c) for c in "gfedcba"], 3)) == "a c f"  # 0, 2.33, 4.67
     twins = [Item("a", Path(name), 1) for name in "xy"]
     assert sample_by_class(twins, 1) == sample_by_class(twins[::-1], 1) == twins[:1]
-    assert (
-        ids(sample_by_class([item("x"), item("b", 1), item("a", 1)], 2)) == "a x"
-    )  # without a label: one more class
+    # without a label: one more class
+    assert ids(sample_by_class([item("x"), item("b", 1), item("a", 1)], 2)) == "a x"
 
 
 def test_sample_of_300_of_1000_classes_is_the_papers():
@@ -90,9 +82,8 @@ def test_sample_of_300_of_1000_classes_is_the_papers():
     assert [i.label for i in sample] == [round(k * 1000 / 300) for k in range(300)]
     assert len({i.label for i in sample}) == 300
     assert all(i.id.endswith("/0") for i in sample)
-    assert Counter(i.label for i in sample_by_class(items, 1500)) == {
-        c: 2 if c < 500 else 1 for c in range(1000)
-    }
+    counts = Counter(i.label for i in sample_by_class(items, 1500))
+    assert counts == {c: 2 if c < 500 else 1 for c in range(1000)}
 
 
 def test_sample_of_nothing_and_of_less_than_one():
@@ -105,34 +96,33 @@ def test_sample_of_nothing_and_of_less_than_one():
 def test_a_digest_shows_every_change_but_not_where_the_files_are():
     one = Item("a", Path("a"), 1, ((0.0, 0.0, 1.0, 1.0),), (0.0, 0.0, 2.0, 2.0))
     pair = [one, item("b")]
-    changed = [
-        [replace(one, id="c"), pair[1]],
-        [replace(one, label="1"), pair[1]],
-        [replace(one, label=None), pair[1]],
-        [replace(one, boxes=()), pair[1]],
-        [replace(one, boxes=(*one.boxes, (2.0, 2.0, 3.0, 3.0))), pair[1]],
-        [replace(one, boxes=(one.region,), region=one.boxes[0]), pair[1]],
-        [replace(one, region=None), pair[1]],
-        pair[::-1],
-        pair[:1],
-        [one, item('b", null, [], null]\n["c')],
-        [],
+    more, swapped = (*one.boxes, (2.0, 2.0, 3.0, 3.0)), {"boxes": (one.region,), "region": one.boxes[0]}
+    changes = [
+        {"id": "c"},
+        {"label": "1"},
+        {"label": None},
+        {"boxes": ()},
+        {"boxes": more},
+        swapped,
+        {"region": None},
     ]
+    changed = [[replace(one, **change), pair[1]] for change in changes]
+    changed += [pair[::-1], pair[:1], [one, item('b", null, [], null]\n["c')], []]
     assert len({digest_items(items) for items in [pair, *changed]}) == len(changed) + 1
     assert digest_items([replace(one, path=Path("elsewhere")), pair[1]]) == digest_items(pair)
     loose = replace(one)
     object.__setattr__(loose, "boxes", ((0, 0, 1, 1),))  # integers, where nobody checks types
     assert digest_items([loose, pair[1]]) == digest_items(pair)
     written = '["a", 1, [[0.0, 0.0, 1.0, 1.0]], [0.0, 0.0, 2.0, 2.0]]\n["b", null, [], null]\n'
-    assert (
-        digest_items(pair) == hashlib.sha256(written.encode()).hexdigest()
-    )  # runs are resumed by it: it stays
+    # runs are resumed by it: it stays
+    assert digest_items(pair) == hashlib.sha256(written.encode()).hexdigest()
     assert len(digest_items([item("\udcff")])) == 64
 
 
-@pytest.mark.parametrize(
-    "numbers", ["1 2 3", "1 2 3 4 5", "a b c d", "", "3 0 1 1", "0 3 1 1", "0 0 nan 1", "0 0 inf 1"]
-)
+ODD_BOXES = ("1 2 3", "1 2 3 4 5", "a b c d", "", "3 0 1 1", "0 3 1 1", "0 0 nan 1", "0 0 inf 1")
+
+
+@pytest.mark.parametrize("numbers", ODD_BOXES)
 def test_what_is_no_box_is_refused(numbers):
     with pytest.raises(EquicamError, match="line 7 needs boxes of four numbers"):
         parse_box(numbers.split(), what="line 7")
@@ -163,9 +153,8 @@ def test_a_small_sample_has_images_of_many_groups():
     plain = [replace(item, group=None) for item in items]
     found = [item.id for item in sample_by_class(items[::-1], 6)]
     assert found == [f"{label}/{group}/0.png" for group in ("p1", "p2", "p3") for label in ("a", "b")]
-    assert [item.id for item in sample_by_class(plain, 6)] == [
-        f"{label}/p1/{i}.png" for i in range(3) for label in ("a", "b")
-    ]
+    expected = [f"{label}/p1/{i}.png" for i in range(3) for label in ("a", "b")]
+    assert [item.id for item in sample_by_class(plain, 6)] == expected
     assert sorted(item.id for item in sample_by_class(items, None)) == sorted(item.id for item in items)
     unlabelled = [replace(item, label=None) for item in items]
     assert {item.group for item in sample_by_class(unlabelled, 24)[:6]} == {"p1", "p2", "p3"}

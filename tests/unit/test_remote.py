@@ -70,9 +70,8 @@ def test_a_folder_at_a_url_is_the_folder_on_the_disk(both):
     assert all(open_item(a).tobytes() == open_item(b).tobytes() for a, b in good)
     assert [i.id for i in find_items(url, split="b")] == [i.id for i in find_items(folder, split="b")]
     for pattern in ("*/0*.png", "**/*1.png"):
-        assert [i.id for i in find_items(f"{url}/{pattern}")] == [
-            i.id for i in find_items(f"{folder}/{pattern}")
-        ]
+        found, expected = ([i.id for i in find_items(f"{root}/{pattern}")] for root in (url, folder))
+        assert found == expected
     (one,) = find_items(f"{url}/a/00.png")
     assert one.id == "00.png"
 
@@ -87,18 +86,12 @@ def test_a_listing_saves_a_request_per_file(both, monkeypatch):
 def test_lists_at_a_url(both, memory, monkeypatch):
     monkeypatch.setenv("EQUICAM_ALLOW_SCHEMES", "memory")  # for the list on the disk
     url, folder = both
-    rows = {
-        "path": ["a/00.png", f"{url}/b/01.png", "a/absent.png"],
-        "id": ["x", "y", "z"],
-        "label": [3, 4, 5],
-    }
+    paths = ["a/00.png", f"{url}/b/01.png", "a/absent.png"]
+    rows = {"path": paths, "id": ["x", "y", "z"], "label": [3, 4, 5]}
     pq.write_table(pa.table(rows), folder / "items.parquet")
     lines = [",".join(rows), *(",".join(map(str, row)) for row in zip(*rows.values(), strict=True))]
-    for name, data in (
-        ("items.parquet", (folder / "items.parquet").read_bytes()),
-        ("l.csv", "\n".join(lines).encode()),
-    ):
-        memory.pipe(f"/bucket/set/{name}", data)
+    memory.pipe("/bucket/set/items.parquet", (folder / "items.parquet").read_bytes())
+    memory.pipe("/bucket/set/l.csv", "\n".join(lines).encode())
     for source in (url, f"{url}/items.parquet", f"{url}/l.csv", folder / "items.parquet"):
         items = find_items(source)
         assert [(i.id, i.label) for i in items] == [("x", 3), ("y", 4), ("z", 5)]
@@ -155,11 +148,9 @@ def test_an_evaluation_of_a_url_is_that_of_the_folder(both, memory, tmp_path):
 
 def test_a_file_is_fetched_once(both, memory, monkeypatch):
     item = next(i for i in find_items(both[0]) if "broken" not in i.id)
-    requests = []
-    usual = type(memory).cat_file
-    monkeypatch.setattr(
-        type(memory), "cat_file", lambda self, path, **o: requests.append(path) or usual(self, path, **o)
-    )
+    requests, usual = [], type(memory).cat_file
+    counted = lambda self, path, **options: requests.append(path) or usual(self, path, **options)  # noqa: E731
+    monkeypatch.setattr(type(memory), "cat_file", counted)
     content = read_item(item)
     assert content.decode().image.tobytes() == open_item(item).tobytes()
     assert content.sha256 == content.sha256

@@ -29,9 +29,8 @@ def known(items: list[Item]) -> dict[str, int | str | None]:
 def refused(source, match: str, *, find=find_items, **options) -> None:
     with pytest.raises(EquicamError, match=match) as caught:
         find(source, **options)
-    assert (
-        str(caught.value).encode().count(b"; try ") == 1
-    )  # one error, not one in another; any terminal prints it
+    # one error, not one in another; any terminal prints it
+    assert str(caught.value).encode().count(b"; try ") == 1
 
 
 LIST = """path,id,label,boxes,region,split
@@ -55,11 +54,8 @@ def test_a_csv_list(tmp_path):
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_a_list_may_have_groups(tmp_path, kind):
-    columns = {
-        "path": ["a.png", "b.png", "c.png"],
-        "group": ["s1", "s1", None],
-        "patient": ["14-1", "14-2", "7"],
-    }
+    groups = {"group": ["s1", "s1", None], "patient": ["14-1", "14-2", "7"]}
+    columns = {"path": ["a.png", "b.png", "c.png"], **groups}
     if kind == "parquet":
         pq.write_table(pa.table(columns), tmp_path / "items.parquet")
     else:
@@ -81,14 +77,9 @@ def test_a_folder_with_a_list_is_that_list(tmp_path):
 
 
 def test_a_parquet_list(tmp_path):
-    columns = {
-        "path": ["a.png", "b.png", "c.png"],
-        "id": [7, 8, 9],
-        "label": [1.0, None, 3.0],
-        "boxes": ["1 2 3 4", None, ""],
-        "split": pa.array(["x", "y", "y"]).dictionary_encode(),
-        "more": [[1], [], [2]],
-    }
+    columns = {"path": ["a.png", "b.png", "c.png"], "id": [7, 8, 9], "label": [1.0, None, 3.0]}
+    columns |= {"boxes": ["1 2 3 4", None, ""], "split": pa.array(["x", "y", "y"]).dictionary_encode()}
+    columns |= {"more": [[1], [], [2]]}
     pq.write_table(pa.table(columns), tmp_path / "items.parquet")
     assert known(find_items(tmp_path)) == {"7": 1, "8": None, "9": 3}
     assert find_items(tmp_path, split="x") == [Item("7", tmp_path / "a.png", 1, ((1.0, 2.0, 3.0, 4.0),))]
@@ -185,7 +176,7 @@ def test_nothing_found_says_what_was_looked_for(tmp_path):
     touch(tmp_path, "notes.txt", "sub/.png", "sub/.hidden.png", "table.h5", "no suffix")
     refused(tmp_path, r"images \(\.png \.jpg .*items.csv")
     refused(tmp_path / "nothing", "existing file or folder, got No such file")
-    refused(tmp_path / "notes.txt", r"an image \(\.png .*got a file .txt")
+    refused(tmp_path / "notes.txt", r"images \(\.png .*got a file .txt")
     refused(tmp_path / "no suffix", "got a file without suffix")
     refused(tmp_path / "table.h5", "got a file .h5")
     refused(tmp_path / "*.png", r"pattern .* needs images .* got none of 0")
@@ -195,15 +186,7 @@ def test_nothing_found_says_what_was_looked_for(tmp_path):
 
 
 def test_one_image_and_patterns(tmp_path, monkeypatch):
-    touch(
-        tmp_path,
-        "scans/a.png",
-        "scans/b.PNG",
-        "scans/c.jpg",
-        "scans/x/a.png",
-        "scans/x/y/b.png",
-        "scans/z[1].png",
-    )
+    touch(tmp_path / "scans", "a.png", "b.PNG", "c.jpg", "x/a.png", "x/y/b.png", "z[1].png")
     monkeypatch.chdir(tmp_path)
     assert find_items("scans/a.png") == [Item("a.png", Path("scans/a.png"))]
     assert find_items("scans/z[1].png") == [Item("z[1].png", Path("scans/z[1].png"))]  # there, so no pattern
@@ -260,31 +243,17 @@ def test_a_list_may_name_any_file(tmp_path):
 
 
 def test_links_are_followed_once_and_never_in_circles(tmp_path):
-    outside, root = (
-        touch(tmp_path / "outside", "x/1.png", "2.png"),
-        touch(tmp_path / "root", "a/1.png", "z/1.png"),
-    )
+    outside = touch(tmp_path / "outside", "x/1.png", "2.png")
+    root = touch(tmp_path / "root", "a/1.png", "z/1.png")
     (root / "a/linked.png").symlink_to(outside / "2.png")
     (root / "a/gone.png").symlink_to(tmp_path / "nothing.png")
     (root / "a/self.png").symlink_to(root / "a/self.png")
     (root / "b").symlink_to(outside / "x")
     (root / "c").symlink_to(root / "z")  # has its images already
-    for name, to in {
-        "up": tmp_path,
-        "top": Path("/"),
-        "here": root,
-        "a/back": root,
-        "z/other": root / "a",
-    }.items():
+    circles = {"up": tmp_path, "top": Path("/"), "here": root, "a/back": root, "z/other": root / "a"}
+    for name, to in circles.items():
         (root / name).symlink_to(to)
-    expected = {
-        "a/1.png": "a",
-        "a/linked.png": "a",
-        "a/gone.png": "a",
-        "a/self.png": "a",
-        "b/1.png": "b",
-        "z/1.png": "z",
-    }
+    expected = {f"{name}.png": name[0] for name in ("a/1", "a/linked", "a/gone", "a/self", "b/1", "z/1")}
     assert known(find_items(root)) == expected
     assert known(find_items(root / "**/1.png")) == dict.fromkeys(["a/1.png", "b/1.png", "z/1.png"])
     with pytest.raises(EquicamError, match="No such file"):

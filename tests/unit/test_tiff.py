@@ -49,9 +49,13 @@ def tiled_page(size: int = 64) -> np.ndarray:
 
 
 REFUSED = {
-    "sentinel-2": (lambda: written(bands(13), photometric="minisblack", planarconfig="contig", extratags=GEO_KEYS), "13 bands of 16 bits", GEO_FIX),
+    "sentinel-2": (lambda: written(bands(13), photometric="minisblack", planarconfig="contig", extratags=GEO_KEYS), "13 bands of 16 bits", GEO_FIX.format("4,3,2 --scale 10000")),
     "planes": (lambda: written(np.moveaxis(bands(13), -1, 0), photometric="minisblack", planarconfig="separate"), "13 bands of 16 bits", COPY_FIX),
-    "rgb16": (lambda: written(bands(3), photometric="rgb", extratags=GEO_KEYS), "3 bands of 16 bits", GEO_FIX),
+    "rgb16": (lambda: written(bands(3), photometric="rgb", extratags=GEO_KEYS), "3 bands of 16 bits", GEO_FIX.format("1,2,3 --scale 10000")),
+    "rgba16": (lambda: written(bands(4), photometric="rgb", extrasamples=["unassalpha"], extratags=GEO_KEYS), "4 bands of 16 bits", GEO_FIX.format("1,2,3 --scale 10000")),
+    "fourth-of-5": (lambda: written(bands(5, np.uint8), photometric="rgb", extrasamples=["assocalpha", "unspecified"], planarconfig="contig", extratags=GEO_KEYS), "5 bands of 8 bits", GEO_FIX.format("1,2,3")),
+    "height": (lambda: written(bands(1, np.float32)[..., 0], extratags=GEO_KEYS), "1 band of 32 bits", GEO_FIX.format("1,1,1 --scale 1")),
+    "radar": (lambda: written(bands(1, np.complex64)[..., 0], extratags=GEO_KEYS), "complex numbers", COPY_FIX),
     "grey16": (lambda: written(bands(1)[..., 0]), "1 band of 16 bits", COPY_FIX),
     "grey32": (lambda: written(bands(1, np.uint32)[..., 0]), "1 band of 32 bits", COPY_FIX),
     "big": (lambda: written(bands(1)[..., 0], options={"bigtiff": True}), "1 band of 16 bits", COPY_FIX),
@@ -124,6 +128,7 @@ HOSTILE = {
     "no next page": classic(SIZE)[:-4],
     "loop to itself": classic(SIZE, following=8),
     "next page beyond the end": classic(SIZE, following=10**9),
+    "absurd count of transparencies": classic([*SIZE, (338, 3, 2**31, 8)]),
     "absurd count of values": classic([*SIZE, (339, 3, 2**32 - 1, 8)]),
     "values beyond the end": classic([*SIZE[:2], (258, 3, 13, 2**31)]),
     "unknown type": classic([*SIZE[:2], (258, 99, 1, 8)]),
@@ -157,8 +162,7 @@ def test_a_long_chain_of_pages_ends(monkeypatch):
 
 @pytest.mark.real
 @pytest.mark.parametrize(
-    ("name", "found"),
-    [("RGBA.uint16.tif", "4 bands of 16 bits"), ("RGB.byte.tif", ""), ("cogeo.tif", "")],
+    ("name", "found"), [("RGBA.uint16.tif", "4 bands of 16 bits"), ("RGB.byte.tif", ""), ("cogeo.tif", "")]
 )
 def test_real_rasters(name, found):
     if not (RASTERS / name).is_file():
@@ -166,6 +170,6 @@ def test_real_rasters(name, found):
     if found:
         with pytest.raises(EquicamError, match=found) as error:
             open_image(RASTERS / name)
-        assert error.value.fix == GEO_FIX
+        assert error.value.fix == GEO_FIX.format("1,2,3 --scale 10000")
     else:
         assert np.asarray(open_image(RASTERS / name)).std() > 10

@@ -26,7 +26,7 @@ KINDS = ("Dataset", "DatasetDict")
 
 
 @dataclass(frozen=True)
-class Stream:
+class _Stream:
     """A file, mapped."""
 
     batches: tuple[pa.RecordBatch, ...]
@@ -37,36 +37,22 @@ class Stream:
 
 def read_image_bytes(path: Path, index: int) -> bytes:
     """The encoded image in a row; a path in the file is never followed."""
-    what, image, stream = f"row {index} of {str(path)!r}", _image_column(path), _open(path)
+    stream, image = _open(path)
     number = bisect_right(stream.ends, index)
     if number == len(stream.batches):
         raise invalid(path, f"a row {index}", "fewer")
-    batch = stream.batches[number]
+    batch, what = stream.batches[number], f"row {index} of {str(path)!r}"
     cell = _column(path, batch, image)[index - stream.ends[number] + batch.num_rows].as_py() or {}
-    if not isinstance(cell.get("bytes"), bytes):
-        raise EquicamError(
-            what, "the bytes of an image", "a path" if cell.get("path") else "none",
-            "save_to_disk, which copies images into its files",
-        )  # fmt: skip
-    refuse_large(len(cell["bytes"]), what, MAX_IMAGE_BYTES)
-    data: bytes = cell["bytes"]
+    if not isinstance(data := cell.get("bytes"), bytes):
+        fix = "save_to_disk, which copies images into its files"
+        raise EquicamError(what, "the bytes of an image", "a path" if cell.get("path") else "none", fix)
+    refuse_large(len(data), what, MAX_IMAGE_BYTES)
     return data
-
-
-def _image_column(path: Path) -> str:
-    """The column with bytes and path of images; of several, the one named "image"."""
-    found = _open(path).image_columns
-    if len(found) != 1 and "image" not in found:
-        raise EquicamError(
-            f"file {str(path)!r}", "one column of images, or one named 'image'", ", ".join(map(repr, found[:8])) or "none",
-            "dataset.select_columns before save_to_disk",
-        )  # fmt: skip
-    return found[0] if len(found) == 1 else "image"
 
 
 def read_labels(path: Path, name: str) -> list[int | str | None]:
     """The numbers or texts of a column, one for each image; None for all where the column is missing or another kind."""
-    stream, image, found = _open(path), _image_column(path), list[int | str | None]()
+    (stream, image), found = _open(path), list[int | str | None]()
     for batch in stream.batches:
         rows = len(_column(path, batch, image))  # as many as there are, whatever the header claims
         found += _column(path, batch, name).to_pylist() if name in stream.label_columns else [None] * rows
@@ -76,13 +62,7 @@ def read_labels(path: Path, name: str) -> list[int | str | None]:
 def _holds_images(kind: pa.DataType) -> bool:
     if not pa.types.is_struct(kind) or {field.name for field in kind} != {"bytes", "path"}:
         return False
-    return bool(
-        pa.types.is_binary(kind.field("bytes").type) or pa.types.is_large_binary(kind.field("bytes").type)
-    )
-
-
-def _holds_labels(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    return kind.field("bytes").type in (pa.binary(), pa.large_binary())
 
 
 def _column(path: Path, batch: pa.RecordBatch, name: str) -> pa.Array:
@@ -93,14 +73,21 @@ def _column(path: Path, batch: pa.RecordBatch, name: str) -> pa.Array:
     return found
 
 
-def _open(path: Path) -> Stream:
-    with refusing(f"file {str(path)!r}", "an existing file", fix=SAVED):
+def _open(path: Path) -> tuple[_Stream, str]:
+    """A file, and its column with bytes and path of images; of several, the one named "image"."""
+    what = f"file {str(path)!r}"
+    with refusing(what, "an existing file", fix=SAVED):
         found = path.stat()
-    return _map(str(path), (found.st_size, found.st_mtime_ns))
+    stream = _map(str(path), (found.st_size, found.st_mtime_ns))
+    names = stream.image_columns
+    if len(names) != 1 and "image" not in names:
+        got, fix = ", ".join(map(repr, names[:8])) or "none", "dataset.select_columns before save_to_disk"
+        raise EquicamError(what, "one column of images, or one named 'image'", got, fix)
+    return stream, names[0] if len(names) == 1 else "image"
 
 
 @lru_cache(maxsize=MAX_OPEN_FILES)
-def _map(path: str, _version: tuple[int, int]) -> Stream:
+def _map(path: str, _version: tuple[int, int]) -> _Stream:
     """A file that is mapped again when it changes."""
     with refusing(f"file {path!r}", "a whole Arrow stream", fix=SAVED):
         with open_regular(Path(path), f"file {path!r}") as file:
@@ -113,8 +100,9 @@ def _map(path: str, _version: tuple[int, int]) -> Stream:
         raise invalid(Path(path), f"at most {MAX_ROWS:,} rows", f"{ends[-1]:,}")
     once = [field for field in schema if times[field.name] == 1]
     images = tuple(field.name for field in once if _holds_images(field.type))
-    labels = tuple(field.name for field in once if _holds_labels(field.type))
-    return Stream(batches, ends, images, labels)
+    text = (pa.string(), pa.large_string())
+    labels = tuple(f.name for f in once if pa.types.is_integer(f.type) or f.type in text)
+    return _Stream(batches, ends, images, labels)
 
 
 def invalid(path: Path, needs: str, got: object) -> EquicamError:
@@ -125,7 +113,6 @@ def invalid(path: Path, needs: str, got: object) -> EquicamError:
 def refuse_in_memory(given: object, what: str) -> None:
     """Refuse an object of that library, by its type: a run records a folder, from which it can be computed again."""
     if type(given).__module__.partition(".")[0] == "datasets" and type(given).__name__.endswith(KINDS):
-        raise EquicamError(
-            what, "files, or images in memory", f"a {type(given).__name__} of Hugging Face",
-            'data.save_to_disk("folder") and then "folder", or for explain its images, as in data[:8]["image"]',
-        )  # fmt: skip
+        fix = 'data.save_to_disk("folder") and then "folder", or for explain its images, as in data[:8]["image"]'
+        got = f"a {type(given).__name__} of Hugging Face"
+        raise EquicamError(what, "files, or images in memory", got, fix)

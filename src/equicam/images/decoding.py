@@ -29,7 +29,7 @@ from PIL import Image
 
 from equicam.errors import EquicamError, ModelError, error_text
 from equicam.images.files import FileStat, RemotePath, file_stat
-from equicam.images.formats import LevelPixels, UprightImage
+from equicam.images.formats import LevelPixels
 from equicam.images.item_table import Items
 from equicam.images.items import Box, Item, ItemContent, LoadedItem, read_item
 from equicam.images.limited import (
@@ -40,6 +40,7 @@ from equicam.images.limited import (
     end_with_parent,
     enter,
     give_back_freed_memory,
+    is_memory_error,
     limit_time,
     limits,
     limits_scale,
@@ -82,7 +83,7 @@ class DecodedImage:
 
 def failure_reason(error: Exception) -> Reason:
     """Why an image could not be decoded or preprocessed; every exception counts."""
-    if isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError):
+    if is_memory_error(error):
         return Reason("out-of-memory")
     if isinstance(error, TimeLimitError):
         return Reason("decoding-timeout", {"seconds": limits()[0]})
@@ -96,52 +97,32 @@ def failure_reason(error: Exception) -> Reason:
 def decode_image(
     item: Item, preprocess: Preprocess, input_box: InputBox, content: ItemContent | None = None
 ) -> DecodedImage:
-    """Read an image's file once, digest, decode and preprocess it; any exception on the way becomes its reason.
-
-    With `content` nothing is read: the bytes are in memory.
-    """
-    start = time.perf_counter()
-    found = DecodedImage(item)
-    try:
-        content = content or read_item(item)
-        found = replace(found, **asdict(content.stat), sha256=content.sha256)
-        found = _preprocess(found, content.pixels or content.decode(), preprocess, input_box)
-    except Exception as error:  # noqa: BLE001  # a bad image never ends a run
-        found = _with_failure(found, error)
-    return replace(found, seconds=time.perf_counter() - start)
+    """Read an image's file once, digest, decode and preprocess it; with `content` nothing is read: the bytes are in memory."""
+    return preprocess_loaded(item, lambda: content or read_item(item), preprocess, input_box)
 
 
 def preprocess_loaded(
-    item: Item, load: Callable[[], LoadedItem], preprocess: Preprocess, input_box: InputBox
+    item: Item, load: Callable[[], ItemContent | LoadedItem], preprocess: Preprocess, input_box: InputBox
 ) -> DecodedImage:
-    """The same in a process that opens no files: `load` asks one that does, and this one preprocesses."""
-    found = DecodedImage(item)
+    """An image that `load` reads, here or in a process that opens files, as the model's input; any exception on the way becomes its reason."""
+    start, found = time.perf_counter(), DecodedImage(item)
     try:
         loaded = load()
         found = replace(found, **asdict(loaded.stat), sha256=loaded.sha256)
-        return _preprocess(found, loaded.content, preprocess, input_box)
-    except Exception as error:  # noqa: BLE001  # as above
-        return _with_failure(found, error)
-
-
-def _preprocess(
-    found: DecodedImage, content: UprightImage | WindowPixels, preprocess: Preprocess, input_box: InputBox
-) -> DecodedImage:
-    if isinstance(content, WindowPixels):
-        tile = content.tile
-        found = replace(
-            found, width=tile, height=tile, input_box=(0.0, 0.0, float(tile), float(tile)),
-            margin=content.margin, nodata=not content.valid.all(),
-        )  # fmt: skip
-        return _with_pixels(found, preprocess(content))
-    image, size = content.image, content.image.size
-    found = replace(found, width=size[0], height=size[1], as_stored=content.orientation is None)
-    return _with_pixels(replace(found, input_box=input_box(size)), preprocess(image))
-
-
-def _with_failure(found: DecodedImage, error: Exception) -> DecodedImage:
-    stat = file_stat(found.item.path) if found.sha256 is None else None
-    return replace(found, **asdict(stat) if stat else {}, x=None, reason=failure_reason(error))
+        content = loaded.content
+        if isinstance(content, WindowPixels):
+            size, box = (content.tile,) * 2, (0.0, 0.0, float(content.tile), float(content.tile))
+            shown = replace(found, margin=content.margin, nodata=not content.valid.all())
+        else:
+            size, box = content.image.size, input_box(content.image.size)
+            shown = replace(found, as_stored=content.orientation is None)
+        shown = replace(shown, width=size[0], height=size[1], input_box=box)
+        given = content if isinstance(content, WindowPixels) else content.image
+        found = _with_pixels(shown, preprocess(given))
+    except Exception as error:  # noqa: BLE001  # a bad image never ends a run
+        stat = {} if found.sha256 else asdict(file_stat(item.path))
+        found = replace(found, **stat, x=None, reason=failure_reason(error))
+    return replace(found, seconds=time.perf_counter() - start)
 
 
 def _with_pixels(found: DecodedImage, pixels: NDArray[np.float32] | LevelPixels) -> DecodedImage:
@@ -150,41 +131,32 @@ def _with_pixels(found: DecodedImage, pixels: NDArray[np.float32] | LevelPixels)
         if np.isfinite(pixels.numbers).all():
             return replace(found, x=pixels.levels, numbers=pixels.numbers)
         pixels = pixels.to_numbers()
-    return (
-        replace(found, x=pixels) if np.isfinite(pixels).all() else replace(found, reason=Reason("not-finite"))
-    )
+    finite = np.isfinite(pixels).all()
+    return replace(found, x=pixels) if finite else replace(found, reason=Reason("not-finite"))
 
 
 def decode_upload(data: bytes, name: str, preprocess: Preprocess, input_box: InputBox) -> DecodedImage:
     """Decode and preprocess bytes that somebody sent, in a process of its own with limits; they touch no disk."""
     item = Item(name, Path(name))
     limit = MAX_UPLOAD_SECONDS * limits_scale()
-    settings = Settings(preprocess, input_box, -1, os.getpid(), limit, limits()[1], network=False)
-    found, exit_code = call_alone(_decode_bytes, item, data, settings)
-    return (
-        found if isinstance(found, DecodedImage) else DecodedImage(item, reason=_death(exit_code, settings))
-    )
+    settings = _Settings(preprocess, input_box, -1, os.getpid(), limit, limits()[1], network=False)
+    return _decode_alone(item, settings, ItemContent(item, data, FileStat(len(data), None)))
 
 
-def _decode_alone(item: Item, settings: "Settings") -> DecodedImage:
+def _decode_alone(item: Item, settings: "_Settings", content: ItemContent | None = None) -> DecodedImage:
     """`decode_image` in a process of its own, whose exit says whether the time was up."""
-    exit_code = None
-    for _ in range(ATTEMPTS):
-        found, exit_code = call_alone(_decode_one, item, settings)
+    reason = Reason("killed-decoder")
+    for _ in range(1 if content else ATTEMPTS):  # for bytes that were sent, somebody waits
+        found, exit_code = call_alone(_decode_one, item, settings, content)
         if isinstance(found, DecodedImage):
             return found
         if exit_code == -signal.SIGALRM:
+            reason = Reason("decoding-timeout", {"seconds": settings.seconds})
             break
-    return DecodedImage(item, **asdict(file_stat(item.path)), reason=_death(exit_code, settings))
+    return DecodedImage(item, **({} if content else asdict(file_stat(item.path))), reason=reason)
 
 
-def _death(exit_code: int | None, settings: "Settings") -> Reason:
-    if exit_code == -signal.SIGALRM:
-        return Reason("decoding-timeout", {"seconds": settings.seconds})
-    return Reason("killed-decoder")
-
-
-class SharedBuffer:
+class _SharedBuffer:
     """Slots for arrays up to a size, in memory that forked processes share."""
 
     def __init__(self, slot_bytes: int, slots: int) -> None:
@@ -223,7 +195,7 @@ class DecoderPool:
         network: bool = False,
     ) -> None:
         """Images of more than `image_bytes` once preprocessed are pickled instead of shared; those at URLs need the network."""
-        self._settings = Settings(preprocess, input_box, lock, os.getpid(), *limits(), network)
+        self._settings = _Settings(preprocess, input_box, lock, os.getpid(), *limits(), network)
         self._workers = workers
         self._image_bytes, self._shard_size = image_bytes, shard_size
         self._start_pool()
@@ -263,19 +235,17 @@ class DecoderPool:
         if len(replies) < len(submitted.shard) and submitted.pool is self._pool:
             self._start_pool()
         # an image of this shard or of one ahead killed a worker: decoding each alone finds it
-        return [
-            replies.get(i) or _decode_alone(item, self._settings) for i, item in enumerate(submitted.shard)
-        ]
+        shard = enumerate(submitted.shard)
+        return [replies.get(i) or _decode_alone(item, self._settings) for i, item in shard]
 
     def _start_pool(self) -> None:
         # a new buffer as well: workers of a broken pool may still be writing to the old one
-        self._buffer = SharedBuffer(self._image_bytes, (SHARDS_AHEAD + 1) * self._shard_size)
+        self._buffer = _SharedBuffer(self._image_bytes, (SHARDS_AHEAD + 1) * self._shard_size)
         give_back_freed_memory()
         # forked, because a model's preprocessing may be any function, picklable or not
         context = multiprocessing.get_context("fork")
-        self._pool = ProcessPoolExecutor(
-            self._workers, context, _start_worker, (self._settings, self._buffer)
-        )
+        start = (self._settings, self._buffer)
+        self._pool = ProcessPoolExecutor(self._workers, context, _start_worker, start)
 
 
 def need_network(shards: Iterable[Sequence[Item]]) -> bool:
@@ -291,15 +261,14 @@ def decoder_count(wanted: int | None, images: int, devices: int = 1) -> int:
     if wanted is not None:
         if isinstance(wanted, int) and wanted >= 1:
             return wanted
-        raise EquicamError(
-            "workers", "a number of processes that decode images, at least 1", repr(wanted), "workers=2"
-        )
+        needs = "a number of processes that decode images, at least 1"
+        raise EquicamError("workers", needs, repr(wanted), "workers=2")
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
     return max(1, min(MAX_DECODERS, (cpus - 1) // devices, images))
 
 
 @dataclass(frozen=True)
-class Settings:
+class _Settings:
     """What a worker needs besides the images."""
 
     preprocess: Preprocess
@@ -319,14 +288,14 @@ class _Submitted:
     first: int  # its first slot
     futures: Sequence[Future[list[Reply]]]
     pool: ProcessPoolExecutor
-    buffer: SharedBuffer
+    buffer: _SharedBuffer
     images_per_message: int
 
 
 _worker: dict[str, Any] = {}
 
 
-def _start_worker(settings: Settings, buffer: SharedBuffer | None) -> None:
+def _start_worker(settings: _Settings, buffer: _SharedBuffer | None) -> None:
     with contextlib.suppress(OSError):
         os.close(settings.lock)
     end_with_parent(settings.parent)
@@ -340,26 +309,18 @@ def _decode_some(items: Sequence[Item], slots: Sequence[int]) -> list[Reply]:
     return [_decode(item, slot) for item, slot in zip(items, slots, strict=True)]
 
 
-def _decode(item: Item, slot: int) -> Reply:
+def _decode(item: Item, slot: int, content: ItemContent | None = None) -> Reply:
     """Decode one image; its pixels go into shared memory if it has a slot."""
-    settings: Settings = _worker["settings"]
+    settings: _Settings = _worker["settings"]
     limit_time(settings.seconds)
-    found = decode_image(item, settings.preprocess, settings.input_box)
+    found = decode_image(item, settings.preprocess, settings.input_box, content)
     limit_time(0.0)
     if slot < 0 or found.x is None or not _worker["buffer"].put(slot, found.x):
         return found, None
     return replace(found, x=None), (found.x.shape, found.x.dtype)
 
 
-def _decode_one(item: Item, settings: Settings) -> DecodedImage:
+def _decode_one(item: Item, settings: _Settings, content: ItemContent | None) -> DecodedImage:
     """The whole work of a process that decodes one image."""
     _start_worker(settings, None)
-    return _decode(item, -1)[0]
-
-
-def _decode_bytes(item: Item, data: bytes, settings: Settings) -> DecodedImage:
-    """The whole work of a process that decodes bytes in memory."""
-    _start_worker(settings, None)
-    limit_time(settings.seconds)
-    content = ItemContent(item, data, FileStat(len(data), None))
-    return decode_image(item, settings.preprocess, settings.input_box, content)
+    return _decode(item, -1, content)[0]

@@ -10,8 +10,8 @@ import math
 import struct
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from equicam.errors import EquicamError, needing, refusing
-from equicam.images.files import MAX_IMAGE_BYTES, AnyPath, open_regular, refuse_large
+from equicam.images.files import MAX_IMAGE_BYTES, open_regular, refuse_large
 from equicam.images.formats import BAND_ROWS, UprightImage, refuse_size
 from equicam.images.tiff import SLIDE_FIX
 
@@ -54,61 +54,28 @@ Window = tuple[float, float]
 """Centre and width, in the values that the rescaling gives."""
 
 
-@dataclass(frozen=True)
-class DicomFrame:
-    """A frame as 8-bit RGB, and how its values were mapped to it."""
-
-    rgb: NDArray[np.uint8]
-    frame: int
-    frames: int  # in the file
-    photometric: str
-    bits: int  # stored per value
-    rescale: tuple[float, float] | None  # slope and intercept
-    window: Window | None
-    window_from: str  # "caller", "file", "table" or "none", if 8 bits are taken as they are
-    transfer_syntax: str
-
-
-def is_dicom(data: bytes) -> bool:
-    """Whether these are the bytes of a DICOM file."""
-    return data[128:132] == b"DICM"
-
-
-def has_dicom_suffix(path: AnyPath) -> bool:
-    """Whether a file is DICOM by its suffix."""
-    return path.suffix.lower() in SUFFIXES
-
-
 def is_dicom_file(path: Path) -> bool:
     """Whether a file is DICOM by its suffix or its content."""
-    if has_dicom_suffix(path):
+    if path.suffix.lower() in SUFFIXES:
         return True
-    try:
-        with open_regular(path, str(path)) as file:
-            return is_dicom(file.read(132))
-    except (OSError, ValueError):
-        return False
+    with suppress(OSError, ValueError), open_regular(path, str(path)) as file:
+        return file.read(132)[128:] == b"DICM"
+    return False
 
 
 def check_window(window: Sequence[float]) -> Window:
     """A window of the caller's as numbers."""
     numbers = tuple(map(float, window))
     if len(numbers) != 2 or not all(-MAX_VALUE <= one <= MAX_VALUE for one in numbers) or numbers[1] < 1:
-        raise EquicamError(
-            "a VOI window", f"a centre and a width of at least 1, both up to {MAX_VALUE:g}",
-            ",".join(f"{one:g}" for one in numbers), "--voi 40,400",
-        )  # fmt: skip
+        needs = f"a centre and a width of at least 1, both up to {MAX_VALUE:g}"
+        raise EquicamError("a VOI window", needs, ",".join(f"{one:g}" for one in numbers), "--voi 40,400")
     return numbers[0], numbers[1]
 
 
 def frames(path: Path) -> int:
     """The number of frames in a file, from its header; an EquicamError says why it cannot be known."""
     what = f"image {str(path)!r}"
-    with (
-        _open(path, what) as file,
-        _refusing(what, "a DICOM header that can be read"),
-        needing("dicom", what),
-    ):
+    with _open(path, what) as file, _reading_header(what):
         from pydicom.filereader import read_partial
 
         _transfer_syntax(file, what)
@@ -117,8 +84,8 @@ def frames(path: Path) -> int:
         return _frame_count(header, file.seek(0, io.SEEK_END), what)
 
 
-def read_frame(path: Path, frame: int, voi: Window | None = None) -> DicomFrame:
-    """A frame of a file, from 0; only its part of the file is decoded."""
+def read_frame(path: Path, frame: int, voi: Window | None = None) -> NDArray[np.uint8]:
+    """A frame of a file, from 0, as 8-bit RGB; only its part of the file is decoded."""
     what = f"image {str(path)!r}"
     with _open(path, what) as file:
         return _read(file, frame, voi, what)
@@ -126,11 +93,11 @@ def read_frame(path: Path, frame: int, voi: Window | None = None) -> DicomFrame:
 
 def decode_dicom(data: bytes, what: str, voi: Window | None = None) -> UprightImage:
     """The image in the bytes of a file with one frame; `what` names it in error messages."""
-    return UprightImage(Image.fromarray(_read(io.BytesIO(data), None, voi, what).rgb), 1)
+    return UprightImage(Image.fromarray(_read(io.BytesIO(data), None, voi, what)), 1)
 
 
-def _read(file: BinaryFile, frame: int | None, voi: Window | None, what: str) -> DicomFrame:
-    with _refusing(what, "a DICOM header that can be read"), needing("dicom", what):
+def _read(file: BinaryFile, frame: int | None, voi: Window | None, what: str) -> NDArray[np.uint8]:
+    with _reading_header(what):
         import pydicom
         import pydicom.pixels
 
@@ -138,18 +105,16 @@ def _read(file: BinaryFile, frame: int | None, voi: Window | None, what: str) ->
         header = pydicom.dcmread(file, stop_before_pixels=True, specific_tags=list(_KEYWORDS))
         pixels_at = file.tell()
         _refuse_slide(header, what)
-        size = file.seek(0, io.SEEK_END)
-        count = _frame_count(header, size, what)
+        count = _frame_count(header, file.seek(0, io.SEEK_END), what)
         if frame is None and count > 1:
-            raise EquicamError(
-                what, "one frame", f"{count:,}", "equicam audit, which takes each of them, on a local disk"
-            )
+            fix = "equicam audit, which takes each of them, on a local disk"
+            raise EquicamError(what, "one frame", f"{count:,}", fix)
         number = frame or 0
         if not 0 <= number < count:
             raise EquicamError(what, f"a frame {number}", f"frames 0 to {count - 1}", "one of these")
-        photometric, bits, signed = _layout(header, what)
+        layout = _read_layout(header, syntax != _BIG_ENDIAN, what)
         places = _places(header, number)
-        _decoder(syntax, what)
+        _refuse_unknown(syntax, what)
     with _refusing(what, f"pixels that can be decoded ({_syntax_name(syntax)})"):
         expected = (int(header.Rows), int(header.Columns))
         if syntax.is_encapsulated:
@@ -161,21 +126,11 @@ def _read(file: BinaryFile, frame: int | None, voi: Window | None, what: str) ->
         if values.shape[:2] != expected:
             raise ValueError(f"{values.shape[:2]} pixels, not {expected}")
     with _refusing(what, "a table or window that can be applied"):
-        rescale = _rescale(places)
-        window, window_from = None, "none"
-        little_endian = syntax != _BIG_ENDIAN
-        if photometric == "PALETTE COLOR":
-            rgb = _apply_palette(values, header, signed, little_endian, what)
-        elif values.ndim == 3:
-            rgb = np.ascontiguousarray(values, np.uint8)
-        else:
-            modality = _table_in(places, "ModalityLUTSequence", signed, little_endian)
-            grey = _Grey(rescale, modality, bits, signed, photometric == "MONOCHROME1")
-            display, window, window_from = _choose_window(grey, places, voi, what, little_endian)
-            rgb = display.apply(values)
-    return DicomFrame(
-        rgb, number, count, photometric, bits, rescale, window, window_from, _syntax_name(syntax)
-    )
+        if layout.photometric == "PALETTE COLOR":
+            return _apply_palette(values, header, layout, what)
+        if values.ndim == 3:
+            return np.ascontiguousarray(values, np.uint8)
+        return _to_grey(values, places, layout, voi, what)
 
 
 def _decompress(file: BinaryFile, frame: int, count: int, header: Any) -> NDArray[Any]:
@@ -230,66 +185,69 @@ class _Table:
 
 
 @dataclass(frozen=True)
-class _Grey:
-    """From stored values to 8 bits: modality table or rescaling, then window or table, then MONOCHROME1 inverted."""
+class _Layout:
+    """How values are stored."""
 
-    rescale: tuple[float, float] | None
-    modality: _Table | None
+    photometric: str
     bits: int
     signed: bool
-    inverted: bool
-    window: Window | None = None
-    function: str = "LINEAR"
-    table: _Table | None = None
+    little_endian: bool
 
-    def apply(self, values: NDArray[Any]) -> NDArray[np.uint8]:
-        """Rows in bands: float64 copies of a whole large image would take gigabytes."""
-        rgb = np.empty((*values.shape, 3), np.uint8)
-        for start in range(0, len(values), BAND_ROWS):
-            band = slice(start, start + BAND_ROWS)
-            shown = np.clip(self.display(self.real(values[band])), 0, 1)
-            grey = np.rint((1 - shown if self.inverted else shown) * 255)
-            rgb[band] = grey.astype(np.uint8)[..., None]
-        return rgb
 
-    def real(self, values: NDArray[Any]) -> NDArray[np.float64]:
+def _to_grey(
+    values: NDArray[Any], places: Sequence[Any], layout: _Layout, voi: Window | None, what: str
+) -> NDArray[np.uint8]:
+    """From stored values to 8 bits: modality table or rescaling, then window or table, then MONOCHROME1 inverted."""
+    rescale = _rescale(places)
+    slope, intercept = rescale or (1.0, 0.0)
+    modality = _table_in(places, "ModalityLUTSequence", layout)
+    table = _table_in(places, "VOILUTSequence", layout) if voi is None else None
+    window = (*check_window(voi), "LINEAR") if voi is not None else table or _window(places, what)
+    if window is None and (layout.bits > 8 or modality):
+        needs = "a VOI window, because it has more than 8 bits" if layout.bits > 8 else "a VOI window"
+        raise EquicamError(what, needs, f"none in {layout.bits} bits", VOI_FIX)
+    if window is None and rescale is not None and slope == 0:
+        raise EquicamError(what, "a rescale slope other than 0", "0", "a fresh copy of it")
+
+    def real(stored: NDArray[Any]) -> NDArray[np.float64]:
         """Values in their own unit, such as Hounsfield units."""
-        if self.modality is not None:
-            return self.modality(values)
-        slope, intercept = self.rescale or (1.0, 0.0)
-        return values.astype(np.float64) * slope + intercept
+        return modality(stored) if modality else stored.astype(np.float64) * slope + intercept
 
-    def display(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Values as 0 for black to 1 for white, PS3.3 C.11.2.1; without a window, over all that the bits can hold."""
-        shown: NDArray[np.float64]
-        if self.table is not None:
-            shown = self.table(x) / (2**self.table.bits - 1)
-            return shown
-        if self.window is None:
-            low = -(2 ** (self.bits - 1)) if self.signed else 0
-            ends = self.real(np.array([low, low + 2**self.bits - 1]))
+    low = -(2 ** (layout.bits - 1)) if layout.signed else 0
+    ends = real(np.array([low, low + 2**layout.bits - 1]))
+    rgb = np.empty((*values.shape, 3), np.uint8)
+    # in bands, because float64 copies of a whole large image would take gigabytes
+    for start in range(0, len(values), BAND_ROWS):
+        band = slice(start, start + BAND_ROWS)
+        x = real(values[band])
+        if isinstance(window, _Table):
+            shown = window(x) / (2**window.bits - 1)
+        elif window is None:  # all that the bits can hold
             shown = (x - ends.min()) / (ends.max() - ends.min())
-            return shown
-        centre, width = self.window
-        if self.function == "SIGMOID":
-            shown = 1 / (1 + np.exp(np.clip(-4 * (x - centre) / width, -700, 700)))
-        elif self.function == "LINEAR_EXACT":
-            shown = (x - centre) / width + 0.5
-        elif width == 1:
-            shown = (x > centre - 0.5).astype(np.float64)
         else:
-            shown = (x - (centre - 0.5)) / (width - 1) + 0.5
-        return shown
+            shown = _apply_window(x, *window)
+        shown = np.clip(shown, 0, 1)
+        grey = np.rint((1 - shown if layout.photometric == "MONOCHROME1" else shown) * 255)
+        rgb[band] = grey.astype(np.uint8)[..., None]
+    return rgb
 
 
-def _choose_window(
-    grey: _Grey, places: Sequence[Any], voi: Window | None, what: str, little_endian: bool
-) -> tuple[_Grey, Window | None, str]:
-    """The caller's window, else the file's table or first window, else none if 8 bits need none."""
-    if voi is not None:
-        return replace(grey, window=check_window(voi)), check_window(voi), "caller"
-    if (table := _table_in(places, "VOILUTSequence", grey.signed, little_endian)) is not None:
-        return replace(grey, table=table), None, "table"
+def _apply_window(x: NDArray[np.float64], centre: float, width: float, function: str) -> NDArray[np.float64]:
+    """Values as 0 for black to 1 for white, PS3.3 C.11.2.1."""
+    shown: NDArray[np.float64]
+    if function == "SIGMOID":
+        shown = 1 / (1 + np.exp(np.clip(-4 * (x - centre) / width, -700, 700)))
+    elif function == "LINEAR_EXACT":
+        shown = (x - centre) / width + 0.5
+    elif width == 1:
+        shown = (x > centre - 0.5).astype(np.float64)
+    else:
+        shown = (x - (centre - 0.5)) / (width - 1) + 0.5
+    return shown
+
+
+def _window(places: Sequence[Any], what: str) -> tuple[float, float, str] | None:
+    """Centre, width and function of the file's first window."""
     for place in places:
         centre, width = _number(place, "WindowCenter"), _number(place, "WindowWidth")
         if centre is None or width is None:
@@ -297,51 +255,39 @@ def _choose_window(
         function = str(place.get("VOILUTFunction") or "LINEAR").strip()
         known = function in ("LINEAR", "LINEAR_EXACT", "SIGMOID")
         if not known or width <= 0 or (function == "LINEAR" and width < 1):
-            raise EquicamError(
-                what, "a VOI window with a width of at least 1 and a known function",
-                f"a width of {width:g}" if known else "another function", VOI_FIX,
-            )  # fmt: skip
-        return replace(grey, window=(centre, width), function=function), (centre, width), "file"
-    if grey.bits > 8 or grey.modality is not None:
-        raise EquicamError(
-            what, "a VOI window, because it has more than 8 bits" if grey.bits > 8 else "a VOI window",
-            f"none in {grey.bits} bits", VOI_FIX,
-        )  # fmt: skip
-    if grey.rescale is not None and grey.rescale[0] == 0:
-        raise EquicamError(what, "a rescale slope other than 0", "0", "a fresh copy of it")
-    return grey, None, "none"
+            needs = "a VOI window with a width of at least 1 and a known function"
+            raise EquicamError(what, needs, f"a width of {width:g}" if known else "another function", VOI_FIX)
+        return centre, width, function
+    return None
 
 
-def _layout(header: Any, what: str) -> tuple[str, int, bool]:
-    """Photometric interpretation, bits stored, and whether values are signed; sizes are refused before decoding."""
+def _read_layout(header: Any, little_endian: bool, what: str) -> _Layout:
+    """How values are stored; sizes are refused before decoding."""
     rows, columns = _count(header, "Rows", what), _count(header, "Columns", what)
     refuse_size(columns, rows, what)
     photometric = header.get("PhotometricInterpretation")
     if photometric not in _PHOTOMETRIC:
-        raise EquicamError(
-            what, f"a photometric interpretation of {', '.join(_PHOTOMETRIC)}", "another", "a copy as PNG"
-        )
-    samples = _count(header, "SamplesPerPixel", what)
+        needs = f"a photometric interpretation of {', '.join(_PHOTOMETRIC)}"
+        raise EquicamError(what, needs, "another", "a copy as PNG")
+    numbers = ("SamplesPerPixel", "BitsAllocated", "BitsStored")
+    samples, allocated, bits = (_count(header, name, what) for name in numbers)
     if samples != (1 if photometric.startswith(("MONO", "PAL")) else 3):
-        raise EquicamError(
-            what, f"the samples of {photometric}", f"{samples} per pixel", "a fresh copy of it"
-        )
-    allocated, bits = _count(header, "BitsAllocated", what), _count(header, "BitsStored", what)
+        needs = f"the samples of {photometric}"
+        raise EquicamError(what, needs, f"{samples} per pixel", "a fresh copy of it")
     if allocated not in (8, 16, 32) or not 1 <= bits <= allocated:
         raise EquicamError(what, "8, 16 or 32 bits per value", f"{bits} in {allocated} bits", "a copy as PNG")
     if samples == 3 and allocated != 8:
         raise EquicamError(what, "colours of 8 bits", f"{allocated} bits", "a copy with colours of 8 bits")
-    return str(photometric), bits, header.get("PixelRepresentation") == 1
+    return _Layout(str(photometric), bits, header.get("PixelRepresentation") == 1, little_endian)
 
 
 def _frame_count(header: Any, file_bytes: int, what: str) -> int:
     found = header.get("NumberOfFrames")
     count = 1 if found is None else int(found)
     if not 1 <= count <= min(MAX_FRAMES, file_bytes):
-        raise EquicamError(
-            what, f"1 to {MAX_FRAMES:,} frames that its size can hold",
-            f"{count:,}" if abs(count) < 10**12 else "an absurd number", "a fresh copy of it",
-        )  # fmt: skip
+        got = f"{count:,}" if abs(count) < 10**12 else "an absurd number"
+        needs = f"1 to {MAX_FRAMES:,} frames that its size can hold"
+        raise EquicamError(what, needs, got, "a fresh copy of it")
     return count
 
 
@@ -357,9 +303,8 @@ def _number(place: Any, keyword: str) -> float | None:
     found = place.get(keyword)
     if found is None or found == "":
         return None
-    first = float(
-        found if isinstance(found, int | float | str) or not hasattr(found, "__len__") else found[0]
-    )
+    several = hasattr(found, "__len__") and not isinstance(found, str)
+    first = float(found[0] if several else found)
     if not math.isfinite(first):
         raise ValueError(keyword)
     return first
@@ -384,39 +329,35 @@ def _rescale(places: Sequence[Any]) -> tuple[float, float] | None:
     return None
 
 
-def _table_in(places: Sequence[Any], name: str, signed: bool, little_endian: bool) -> _Table | None:
-    for place in places:
-        if place.get(name):
-            item = place.get(name)[0]
-            return _table(item.LUTDescriptor, item.LUTData, signed, little_endian)
-    return None
+def _table_in(places: Sequence[Any], name: str, layout: _Layout) -> _Table | None:
+    item = next((place.get(name)[0] for place in places if place.get(name)), None)
+    return None if item is None else _table(item.LUTDescriptor, item.LUTData, layout)
 
 
-def _table(descriptor: Any, data: Any, signed: bool, little_endian: bool) -> _Table:
+def _table(descriptor: Any, data: Any, layout: _Layout) -> _Table:
     """PS3.3 C.11.1.1: number of entries (0 is 65,536), first value mapped, and bits of an entry."""
     count, first, bits = (int(one) for one in descriptor)
     count = count or 2**16
     if not 1 <= bits <= 16 or not 0 < count <= 2**16:
         raise ValueError("a table of another kind")
     if isinstance(data, bytes):
-        kind = "u1" if len(data) < 2 * count else "<u2" if little_endian else ">u2"
+        kind = "u1" if len(data) < 2 * count else "<u2" if layout.little_endian else ">u2"
         entries = np.frombuffer(data if kind == "u1" else data[: 2 * count], kind)
     else:
         entries = np.atleast_1d(np.asarray(data, np.int64))
     if len(entries) < count:
         raise ValueError("a table cut off")
-    return _Table(first - 2**16 if signed and first >= 2**15 else first, entries[:count].astype(np.float64), bits)  # fmt: skip
+    first -= 2**16 if layout.signed and first >= 2**15 else 0
+    return _Table(first, entries[:count].astype(np.float64), bits)
 
 
-def _apply_palette(
-    values: NDArray[Any], header: Any, signed: bool, little_endian: bool, what: str
-) -> NDArray[np.uint8]:
+def _apply_palette(values: NDArray[Any], header: Any, layout: _Layout, what: str) -> NDArray[np.uint8]:
     if "RedPaletteColorLookupTableData" not in header:
         raise EquicamError(what, "a palette that is not segmented", "none", "a copy with colours of 8 bits")
     rgb = np.empty((*values.shape, 3), np.uint8)
     for i, colour in enumerate(("Red", "Green", "Blue")):
         stem = f"{colour}PaletteColorLookupTable"
-        table = _table(header[f"{stem}Descriptor"].value, header[f"{stem}Data"].value, signed, little_endian)
+        table = _table(header[f"{stem}Descriptor"].value, header[f"{stem}Data"].value, layout)
         high_byte = table.bits > 8 or table.entries.max() > 255  # some writers put 8-bit colours there too
         for start in range(0, len(values), BAND_ROWS):
             band = slice(start, start + BAND_ROWS)
@@ -437,31 +378,25 @@ def _transfer_syntax(file: BinaryFile, what: str) -> str:
     from pydicom.filereader import _read_file_meta_info
 
     file.seek(0)
-    if not is_dicom(file.read(132)):
+    if file.read(132)[128:] != b"DICM":
         raise EquicamError(what, "DICM at byte 128", "none", "a fresh copy of it")
     found = str(_read_file_meta_info(file).get("TransferSyntaxUID") or "")
     if not found or found == DEFLATED:
-        raise EquicamError(
-            what, "a transfer syntax that can be read in parts", "a deflated file" if found else "none",
-            "a copy in another transfer syntax",
-        )  # fmt: skip
+        needs, got = "a transfer syntax that can be read in parts", "a deflated file" if found else "none"
+        raise EquicamError(what, needs, got, "a copy in another transfer syntax")
     file.seek(0)
     return found
 
 
-def _decoder(syntax: Any, what: str) -> None:
+def _refuse_unknown(syntax: Any, what: str) -> None:
     """Refuse a transfer syntax that no installed package decodes."""
     from pydicom.pixels import get_decoder
 
-    try:
-        available = get_decoder(syntax).is_available
-    except NotImplementedError:
-        available = False
-    if not available:
-        raise EquicamError(
-            what, "a transfer syntax that can be decoded here", _syntax_name(syntax),
-            "pip install pylibjpeg[all], or a copy without compression",
-        )  # fmt: skip
+    with suppress(NotImplementedError):
+        if get_decoder(syntax).is_available:
+            return
+    fix = "pip install pylibjpeg[all], or a copy without compression"
+    raise EquicamError(what, "a transfer syntax that can be decoded here", _syntax_name(syntax), fix)
 
 
 def _syntax_name(syntax: Any) -> str:
@@ -478,17 +413,19 @@ def _open(path: Path, what: str) -> Iterator[BinaryFile]:
 
 
 @contextmanager
+def _reading_header(what: str) -> Iterator[None]:
+    with _refusing(what, "a DICOM header that can be read"), needing("dicom", what):
+        yield
+
+
+@contextmanager
 def _refusing(what: str, needs: str) -> Iterator[None]:
     """Every exception becomes an EquicamError without its text, and pydicom's warnings are dropped: they quote values."""
     logger = logging.getLogger("pydicom")
-    logger.addFilter(_drop)
+    logger.addFilter(_drop := lambda _record: False)
     try:
         with refusing(what, needs, quoted=False), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         logger.removeFilter(_drop)
-
-
-def _drop(_record: logging.LogRecord) -> bool:
-    return False

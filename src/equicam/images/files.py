@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
@@ -41,14 +42,16 @@ class FileStat:
     mtime_ns: int | None
 
 
+UNKNOWN = FileStat(None, None)
+
+
 @dataclass(frozen=True)
 class RemotePath:
     """A file or folder at a URL."""
 
     url: str
     stat: FileStat | None = field(default=None, compare=False)  # from a listing: saves a request per file
-    # False: named by a list, not by the user; never requested
-    allowed: bool = field(default=True, compare=False)
+    allowed: bool = field(default=True, compare=False)  # False: only a list names it; never requested
 
     def __str__(self) -> str:
         return self.url
@@ -78,7 +81,7 @@ class RemotePath:
         protocol, _, path = self.url.partition("://")
         return RemotePath(f"{protocol}://{path.rstrip('/').rpartition('/')[0]}")
 
-    @property
+    @cached_property
     def _path(self) -> PurePosixPath:
         return PurePosixPath(self.url.partition("://")[2])
 
@@ -94,19 +97,10 @@ class RemotePath:
         """Whether it is an existing folder."""
         return bool(self._request("isdir"))
 
-    def read_bytes(self) -> bytes:
-        """The whole file, in one request where the store supports it."""
-        found: bytes = self._request("cat_file")
+    def read_bytes(self, count: int | None = None) -> bytes:
+        """The whole file or its first bytes, in one request where the store supports it."""
+        found: bytes = self._request("cat_file", **({} if count is None else {"start": 0, "end": count}))
         return found
-
-    def read_start(self, count: int) -> bytes:
-        """The first bytes of the file."""
-        found: bytes = self._request("cat_file", start=0, end=count)
-        return found
-
-    def file_system(self) -> tuple[fsspec.AbstractFileSystem, str]:
-        """The store and the path in it, for a library that reads ranges of bytes itself."""
-        return self._system()
 
     def subfolders(self) -> list[str]:
         """The sorted names of the folders directly inside, hidden ones excluded."""
@@ -121,7 +115,7 @@ class RemotePath:
     def list_files(self) -> "list[tuple[tuple[str, ...], RemotePath]]":
         """Every file below, with its path relative to here as components."""
         found, listing = [], self._request("find", detail=True)
-        root = self._system()[1].rstrip("/")
+        root = self.file_system()[1].rstrip("/")
         for path, info in listing.items():
             parts = tuple(path[len(root) :].strip("/").split("/"))
             if all(parts):
@@ -132,7 +126,7 @@ class RemotePath:
         """Call the file system, with retries; every failure is an OSError or, before any request, an EquicamError."""
         for wait in (*RETRY_WAITS_S, None):
             try:
-                system, path = self._system()
+                system, path = self.file_system()
                 return getattr(system, method)(path, **options)
             except (EquicamError, FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError):
                 raise
@@ -142,25 +136,22 @@ class RemotePath:
                 time.sleep(wait)
         return None
 
-    def _system(self) -> tuple[fsspec.AbstractFileSystem, str]:
-        """The file system and the path in it; fsspec caches one instance per process, also after a fork."""
+    def file_system(self) -> tuple[fsspec.AbstractFileSystem, str]:
+        """The store and the path in it; fsspec caches one instance per process, also after a fork."""
         protocol = scheme(self.url)
         if not self.allowed:
-            raise EquicamError(
-                f"image {self.url!r}", f"permission to open {protocol}://, because only a list names it", "none",
-                f"{ALLOW_SCHEMES}={protocol}, or a copy on a disk",
-            )  # fmt: skip
+            needs = f"permission to open {protocol}://, because only a list names it"
+            fix = f"{ALLOW_SCHEMES}={protocol}, or a copy on a disk"
+            raise EquicamError(f"image {self.url!r}", needs, "none", fix)
         try:
             system, path = url_to_fs(protocol + self.url[len(protocol) :])
         except ImportError as error:
             package = getattr(error.__cause__ or error, "name", None) or protocol
-            raise EquicamError(
-                f"{protocol}://", f"the package {package}", "no such package", f"pip install {package}"
-            ) from error
+            needs, got, fix = f"the package {package}", "no such package", f"pip install {package}"
+            raise EquicamError(f"{protocol}://", needs, got, fix) from error
         except ValueError as error:
-            raise EquicamError(
-                "a URL", "a protocol that fsspec knows", f"{protocol}://", "s3://, gs:// or a path"
-            ) from error
+            needs, got, fix = "a protocol that fsspec knows", f"{protocol}://", "s3://, gs:// or a path"
+            raise EquicamError("a URL", needs, got, fix) from error
         return system, path
 
 
@@ -194,8 +185,10 @@ def is_allowed(path: AnyPath) -> bool:
 
 def as_path(text: str | Path | RemotePath) -> AnyPath:
     """A local or remote path; a URL with a password is refused, because results contain the URL."""
-    if isinstance(text, RemotePath) or not is_url(text):
-        return text if isinstance(text, RemotePath) else Path(text)
+    if isinstance(text, RemotePath):
+        return text
+    if not is_url(text):
+        return Path(text)
     if scheme(text) in LOCAL and "::" not in str(text):
         return Path(str(text).partition("://")[2])
     try:
@@ -203,10 +196,8 @@ def as_path(text: str | Path | RemotePath) -> AnyPath:
     except ValueError as error:
         raise EquicamError("a URL", "a host and a path", error, "s3://bucket/folder") from error
     if password:
-        raise EquicamError(
-            "a URL", "no password in it, because it is written into results", "one with a password",
-            "the settings of the store's own library",
-        )  # fmt: skip
+        needs = "no password in it, because it is written into results"
+        raise EquicamError("a URL", needs, "one with a password", "the settings of the store's own library")
     return RemotePath(str(text))
 
 
@@ -217,7 +208,7 @@ def file_stat(path: AnyPath | str) -> FileStat:
             return path.file_stat()
         found = os.stat(path)  # noqa: PTH116  # a Path per file is slow for a million files
     except (OSError, ValueError):
-        return FileStat(None, None)
+        return UNKNOWN
     return FileStat(found.st_size, found.st_mtime_ns)
 
 
@@ -230,17 +221,14 @@ def file_stats(paths: Sequence[AnyPath]) -> list[FileStat]:
 def _file_stat(info: dict[str, Any]) -> FileStat:
     """Stores name the modification time differently, and some have none."""
     names = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
-    when = next((info[name] for name in names if info.get(name) is not None), None)
-    size, mtime_ns = info.get("size"), None
-    with contextlib.suppress(ValueError, TypeError, OverflowError):  # a time in words, say
-        if isinstance(when, str):
-            when = datetime.fromisoformat(when)
-        if isinstance(when, datetime):
-            when = when.timestamp()
-        mtime_ns = None if when is None else int(float(when) * 1e9)
+    when: Any = next((info[name] for name in names if info.get(name) is not None), None)
+    size = mtime_ns = None
+    with contextlib.suppress(ValueError, TypeError, OverflowError):  # a time in words, say, or none
+        when = datetime.fromisoformat(when) if isinstance(when, str) else when
+        mtime_ns = int(float(when.timestamp() if isinstance(when, datetime) else when) * 1e9)
     with contextlib.suppress(ValueError, TypeError, OverflowError):
-        return FileStat(None if size is None else int(size), mtime_ns)
-    return FileStat(None, mtime_ns)
+        size = int(info["size"]) if info.get("size") is not None else None
+    return FileStat(size, mtime_ns)
 
 
 MAX_IMAGE_BYTES = 2**30
@@ -262,7 +250,11 @@ def read_file(path: AnyPath, *, what: str, limit: int) -> tuple[bytes, FileStat]
     restart_clock()
     try:
         if isinstance(path, RemotePath):
-            return _read_remote(path, what, limit)
+            remote = file_stat(path)
+            refuse_large(remote.bytes or 0, what, limit)
+            data = path.read_bytes()
+            refuse_large(len(data), what, limit)
+            return data, remote
         with open_regular(path, what) as file:
             found = os.fstat(file.fileno())
             refuse_large(found.st_size, what, limit)
@@ -272,12 +264,9 @@ def read_file(path: AnyPath, *, what: str, limit: int) -> tuple[bytes, FileStat]
         raise
     except FileNotFoundError as error:
         raise EquicamError(what, "an existing file", "No such file", "its full path") from error
-    except IsADirectoryError as error:
-        raise _irregular(what, "a folder") from error
     except Exception as error:
-        raise EquicamError(
-            what, "a file that can be read whole", str(error) or type(error).__name__, "a fresh copy of it"
-        ) from error
+        got = str(error) or type(error).__name__
+        raise EquicamError(what, "a file that can be read whole", got, "a fresh copy of it") from error
 
 
 def file_digest(path: Path) -> str:
@@ -288,35 +277,24 @@ def file_digest(path: Path) -> str:
 
 def open_regular(path: Path, what: str) -> io.BufferedReader:
     """Open a regular file to read it; a pipe, which would block, or a device, which may never end, is refused."""
-    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb")  # noqa: PTH123, SIM115
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
-        refuse_irregular(os.fstat(file.fileno()), what)
+        refuse_irregular(os.fstat(descriptor), what)
     except EquicamError:
-        file.close()
+        os.close(descriptor)
         raise
-    return file
+    return open(descriptor, "rb")  # noqa: PTH123
 
 
 def refuse_irregular(found: os.stat_result, what: str) -> None:
     """Raise an EquicamError unless the file is a regular one."""
     if not stat.S_ISREG(found.st_mode):
-        raise _irregular(what, _KINDS.get(stat.S_IFMT(found.st_mode), "a special file"))
-
-
-def _read_remote(path: RemotePath, what: str, limit: int) -> tuple[bytes, FileStat]:
-    found = file_stat(path)
-    refuse_large(found.bytes or 0, what, limit)
-    data = path.read_bytes()
-    refuse_large(len(data), what, limit)
-    return data, found
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "a special file")
+        fix = "its images one by one, or equicam audit" if kind == "a folder" else "a copy in a regular file"
+        raise EquicamError(what, "a file", kind, fix)
 
 
 def refuse_large(size: int, what: str, limit: int) -> None:
     """Raise an EquicamError for more bytes than the limit."""
     if size > limit:
         raise EquicamError(what, f"at most {limit:,} bytes", f"{size:,}", "a smaller file")
-
-
-def _irregular(what: str, kind: str) -> EquicamError:
-    fix = "its images one by one, or equicam audit" if kind == "a folder" else "a copy in a regular file"
-    return EquicamError(what, "a file", kind, fix)

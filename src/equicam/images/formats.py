@@ -30,15 +30,8 @@ BAND_ROWS = 256
 """Rows scaled at a time: the float64 copies of a whole large image would take gigabytes."""
 
 ORIENTATION = 0x0112
-_TRANSPOSE = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
+_MOVES = "FLIP_LEFT_RIGHT ROTATE_180 FLIP_TOP_BOTTOM TRANSPOSE ROTATE_270 TRANSVERSE ROTATE_90"
+_TRANSPOSE = {i: Image.Transpose[name] for i, name in enumerate(_MOVES.split(), start=2)}
 _INTEGERS = {1: "B", 3: "H", 4: "I", 6: "b", 8: "h", 9: "i"}
 """The integer types of EXIF, as `struct` names them."""
 
@@ -75,9 +68,8 @@ def decode(data: bytes, what: str, voi: tuple[float, float] | None = None) -> Up
         except Image.DecompressionBombError as error:
             raise _too_large(what, error) from error
         except UnidentifiedImageError as error:
-            raise EquicamError(
-                what, "an image file", "bytes of no known format", "PNG, JPEG or TIFF"
-            ) from error
+            got, fix = "bytes of no known format", "PNG, JPEG or TIFF"
+            raise EquicamError(what, "an image file", got, fix) from error
 
 
 def refuse_size(width: int, height: int, what: str) -> None:
@@ -86,10 +78,8 @@ def refuse_size(width: int, height: int, what: str) -> None:
     if width * height > MAX_PIXELS:
         raise _too_large(what, f"{width:,} × {height:,}")
     if shortest < 1 or longest > MAX_SIDE or longest > MAX_ASPECT * shortest:
-        raise EquicamError(
-            what, f"sides of 1 to {MAX_SIDE:,} pixels, one at most {MAX_ASPECT} times the other", f"{width:,} × {height:,}",
-            "tiling it first",
-        )  # fmt: skip
+        needs = f"sides of 1 to {MAX_SIDE:,} pixels, one at most {MAX_ASPECT} times the other"
+        raise EquicamError(what, needs, f"{width:,} × {height:,}", "tiling it first")
 
 
 def _too_large(what: str, got: object) -> EquicamError:
@@ -102,9 +92,8 @@ def _refuse_deep_colours(data: bytes, what: str) -> None:
     (count,) = struct.unpack_from(">H", data, start + 40)
     depths = [1 + (one & 0x7F) for one in data[start + 42 : start + 42 + 3 * count : 3]]
     if count > 1 and max(depths, default=8) > 8:
-        raise EquicamError(
-            what, "at most 8 bits, in colour", f"{count} components of {max(depths)} bits", tiff.COPY_FIX
-        )
+        got = f"{count} components of {max(depths)} bits"
+        raise EquicamError(what, "at most 8 bits, in colour", got, tiff.COPY_FIX)
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -197,9 +186,7 @@ def _in_range(value: object) -> int | None:
 def _to_8_bits(values: np.ndarray, mode: str) -> np.ndarray:
     """Scale 16-bit values by their full range, wider integers and floats by the smallest usual range that fits."""
     highest = float(np.nanmax(values, initial=0))
-    ranges = (
-        (65535.0,) if mode.startswith("I;16") else (255.0, 65535.0) if mode == "I" else (1.0, 255.0, 65535.0)
-    )
+    ranges = (1.0, 255.0, 65535.0)[2 if mode.startswith("I;16") else 1 if mode == "I" else 0 :]
     top = next((r for r in ranges if highest <= r), highest)
     scaled = np.empty(values.shape, np.uint8)
     for start in range(0, len(values), BAND_ROWS):

@@ -3,7 +3,8 @@
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from itertools import islice
 from json.encoder import encode_basestring_ascii as quote
 from pathlib import Path
@@ -14,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from equicam.images.dicom import SUFFIXES, has_dicom_suffix
-from equicam.images.files import AnyPath, FileStat, RemotePath, file_stat, file_stats, is_url
+from equicam.images.dicom import SUFFIXES
+from equicam.images.files import UNKNOWN, AnyPath, FileStat, RemotePath, file_stat, file_stats, is_url
 from equicam.images.items import Item, sample_places, valid_utf8
 from equicam.rasters.options import RasterWindow, Tiling, raster_id
 
@@ -111,19 +112,25 @@ class Items(Sequence[Item]):
 
     def labels(self) -> list[int | str | None]:
         """The labels."""
-        codes, known = _coded(self.column("label"))
-        values = [None if text is None else json.loads(text) for text in known]
+        codes, values = self._coded_labels()
         return [values[code] for code in codes.tolist()]
 
     def label_texts(self) -> pa.Array:
         """The labels as text."""
-        codes, known = _coded(self.column("label"))
-        texts = [None if text is None else str(json.loads(text)) for text in known]
+        codes, values = self._coded_labels()
+        texts = [None if value is None else str(value) for value in values]
         return pa.array(texts, pa.string()).take(pa.array(codes))
+
+    def _coded_labels(self) -> tuple[NDArray[np.int64], list[int | str | None]]:
+        """The place of every label in the list of all different ones, and that list, which ends with None."""
+        coded = self.column("label").combine_chunks().dictionary_encode()
+        values = [*map(json.loads, coded.dictionary.to_pylist()), None]
+        codes = coded.indices.fill_null(len(values) - 1).to_numpy(zero_copy_only=False)
+        return codes.astype(np.int64), values
 
     def path_texts(self) -> pa.ChunkedArray:
         """The paths as valid UTF-8."""
-        below = pc.binary_join_element_wise(pa.scalar(valid_utf8(_prefix(self.root))), self.ids, "")
+        below = pc.binary_join_element_wise(pa.scalar(valid_utf8(self._prefix)), self.ids, "")
         below = pc.if_else(pc.starts_with(self.ids, "/"), self.ids, below)
         if "path" not in self.table.column_names:
             return below
@@ -134,8 +141,7 @@ class Items(Sequence[Item]):
         """Size and modification time of every file."""
         if "path" in self.table.column_names or isinstance(self.root, RemotePath):
             return file_stats([item.path for item in self])
-        prefix = _prefix(self.root)
-        return [file_stat(name if name[:1] == "/" else prefix + name) for name in self.ids.to_pylist()]
+        return [file_stat(name) for name in map(self._below, self.ids.to_pylist())]
 
     @property
     def has_urls(self) -> bool:
@@ -152,7 +158,7 @@ class Items(Sequence[Item]):
             pc.match_substring_regex(self.column("path"), _DICOM).fill_null(False),
         )
         places = np.flatnonzero(found.to_numpy()).tolist()
-        return [place for place in places if has_dicom_suffix(self[place].path)]
+        return [place for place in places if self[place].path.suffix.lower() in SUFFIXES]
 
     def in_scan_order(self) -> "Items":
         """Sorted by id, and windows of a raster row by row."""
@@ -178,38 +184,40 @@ class Items(Sequence[Item]):
         total = hashlib.sha256()
         for start in range(0, len(self), BATCH_ROWS):
             batch = self[start : start + BATCH_ROWS]
-            rows = zip(
-                *(batch.column(name).to_pylist() for name in ("id", "label", "boxes", "region")), strict=True
-            )
+            columns = (batch.column(name).to_pylist() for name in ("id", "label", "boxes", "region"))
             lines = (
                 f"[{quote(name)}, {label or 'null'}, {boxes or '[]'}, {region or 'null'}]\n"
-                for name, label, boxes, region in rows
+                for name, label, boxes, region in zip(*columns, strict=True)
             )
             total.update("".join(lines).encode())
         return total.hexdigest()
 
     def _make(self, table: pa.Table) -> Iterator[Item]:
         for row in table.to_pylist():
+            texts = map(row.get, ("label", "boxes", "region"))
+            label, boxes, region = (text and json.loads(text) for text in texts)
             yield Item(
-                row["id"],
-                self._path(row),
-                label=_read(row, "label", None),
-                boxes=tuple(map(tuple, _read(row, "boxes", ()))),
-                region=None if row.get("region") is None else tuple(_read(row, "region", ())),
-                index=row.get("index"),
-                window=self._window(row),
-                voi=self.voi,
-                group=row.get("group"),
-            )
+                row["id"], self._path(row), label, tuple(map(tuple, boxes or ())), region and tuple(region),
+                index=row.get("index"), window=self._window(row), voi=self.voi, group=row.get("group"),
+            )  # fmt: skip
 
     def _path(self, row: Mapping[str, Any]) -> AnyPath:
         encoded = row.get("path")
-        text = _below(self.root, row["id"]) if encoded is None else _decode(encoded)
+        text = self._below(row["id"]) if encoded is None else _decode(encoded)
         if not is_url(text):
             return Path(text)
-        size, time = row.get("bytes"), row.get("mtime_ns")
-        stat = None if size is None and time is None else FileStat(size, time)
-        return RemotePath(text, stat, allowed=not row.get("refused"))
+        stat = FileStat(row.get("bytes"), row.get("mtime_ns"))
+        return RemotePath(text, None if stat == UNKNOWN else stat, allowed=not row.get("refused"))
+
+    def _below(self, name: str) -> str:
+        """The path of a file by its id."""
+        return name if name[:1] == "/" else self._prefix + name
+
+    @cached_property
+    def _prefix(self) -> str:
+        """What precedes ids in the paths of files below the root."""
+        text = str(self.root or ".")
+        return "" if text == "." else f"{text.rstrip('/')}/"
 
     def _window(self, row: Mapping[str, Any]) -> RasterWindow | None:
         if self.tiling is None or row.get("side") is None:
@@ -222,9 +230,7 @@ def table_of(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
     """Rows as a table without the columns that none of them has."""
     given = list(rows)
     arrays = {field.name: pa.array([row.get(field.name) for row in given], field.type) for field in COLUMNS}
-    return pa.table(
-        {name: some for name, some in arrays.items() if name == "id" or some.null_count < len(some)}
-    )
+    return pa.table({k: some for k, some in arrays.items() if k == "id" or some.null_count < len(some)})
 
 
 def join_tables(tables: Sequence[pa.Table]) -> pa.Table:
@@ -234,16 +240,10 @@ def join_tables(tables: Sequence[pa.Table]) -> pa.Table:
 
 def encode_path(path: AnyPath) -> dict[str, Any]:
     """The columns of a path."""
-    text = str(path).encode("utf-8", "surrogateescape")
+    text = {"path": str(path).encode("utf-8", "surrogateescape")}
     if isinstance(path, Path):
-        return {"path": text}
-    stat = path.stat or FileStat(None, None)
-    return {
-        "path": text,
-        "bytes": stat.bytes,
-        "mtime_ns": stat.mtime_ns,
-        "refused": None if path.allowed else True,
-    }
+        return text
+    return text | asdict(path.stat or UNKNOWN) | {"refused": None if path.allowed else True}
 
 
 def as_json(value: Any) -> str | None:
@@ -257,35 +257,13 @@ def _row(item: Item) -> dict[str, Any]:
         "id": item.id,
         **encode_path(item.path),
         "label": as_json(item.label),
-        "boxes": as_json([[float(v) for v in box] for box in item.boxes]),
-        "region": as_json(None if item.region is None else [float(v) for v in item.region]),
+        "boxes": as_json([[*map(float, box)] for box in item.boxes]),
+        "region": as_json(item.region and [*map(float, item.region)]),
         "group": item.group,
         "index": item.index,
         **({} if window is None else {"x": window.x, "y": window.y, "side": window.side}),
     }
 
 
-def _coded(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], list[str | None]]:
-    """The place of every value in the list of all different ones, and that list, which ends with null."""
-    coded = column.combine_chunks().dictionary_encode()
-    known = coded.dictionary.to_pylist()
-    return coded.indices.fill_null(len(known)).to_numpy(zero_copy_only=False).astype(np.int64), [*known, None]
-
-
-def _prefix(root: AnyPath | None) -> str:
-    """What precedes the ids of files below a folder in their paths."""
-    text = "" if root is None else str(root)
-    return "" if text in ("", ".") else f"{text.rstrip('/')}/"
-
-
-def _below(root: AnyPath | None, name: str) -> str:
-    return name if name.startswith("/") else _prefix(root) + name
-
-
 def _decode(path: bytes) -> str:
     return path.decode("utf-8", "surrogateescape")
-
-
-def _read(row: Mapping[str, Any], name: str, none: Any) -> Any:
-    text = row.get(name)
-    return none if text is None else json.loads(text)

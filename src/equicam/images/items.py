@@ -3,10 +3,12 @@
 import hashlib
 import json
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import zip_longest
+from itertools import count, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,22 +17,15 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from equicam.errors import EquicamError
-from equicam.images import arrow_streams, dicom, limited
-from equicam.images.files import (
-    MAX_IMAGE_BYTES,
-    AnyPath,
-    FileStat,
-    RemotePath,
-    file_stat,
-    file_stats,
-    read_file,
-)
+from equicam.images import arrow_streams, dicom, files, limited
+from equicam.images.files import AnyPath, FileStat, RemotePath, file_stat
 from equicam.images.formats import UprightImage, decode, warn_if_as_stored
 from equicam.rasters.options import RasterWindow, raster_id
 
 if TYPE_CHECKING:
     from equicam.rasters.windows import WindowPixels
 
+Label = int | str | None
 Box = tuple[float, float, float, float]
 """x0, y0, x1, y1 in pixels of the image as stored."""
 
@@ -41,19 +36,17 @@ class Item:
 
     id: str
     path: AnyPath
-    label: int | str | None = None
+    label: Label = None
     boxes: tuple[Box, ...] = ()
     region: Box | None = None  # the area of the image that decides the label, where a data set defines one
     index: int | None = None  # the position in a file that contains many images
-    # reads it from a file of a format of one's own
-    read: Callable[[Path, int], NDArray[np.uint8]] | None = None
+    read: Callable[[Path, int], NDArray[np.uint8]] | None = None  # from a file of a format of one's own
     window: RasterWindow | None = None  # the part of a raster
     voi: tuple[float, float] | None = None  # the window (centre, width) of a DICOM image, instead of its own
-    # the patient, slide or scene it comes from: images of one group are not independent
-    group: str | None = None
+    group: str | None = None  # patient, slide or scene: images of one group are not independent
 
 
-def scan_order(item: Item) -> tuple[str, float, float]:
+def _scan_order(item: Item) -> tuple[str, float, float]:
     """A key that sorts items by id, and windows of a raster row by row."""
     if item.window is None:
         return item.id, 0.0, 0.0
@@ -68,8 +61,7 @@ class ItemContent:
     """
 
     item: Item
-    # the file; of a file that contains many images, one image, encoded or as pixels
-    data: bytes = field(repr=False)
+    data: bytes = field(repr=False)  # the file; of one with many images, one image, encoded or as pixels
     stat: FileStat
     size: tuple[int, int] | None = None  # width and height of the pixels
     pixels: "WindowPixels | None" = field(default=None, repr=False)  # of a window of a raster
@@ -88,6 +80,15 @@ class ItemContent:
         if self.size is None:
             return decode(self.data, f"image {str(self.item.path)!r}", self.item.voi)
         return UprightImage(Image.frombytes("RGB", self.size, self.data), 1)
+
+    @property
+    def content(self) -> "UprightImage | WindowPixels":
+        """The image, or the pixels of a window."""
+        return self.pixels or self.decode()
+
+    def load(self) -> "LoadedItem":
+        """The same, decoded."""
+        return LoadedItem(self.sha256, self.content, self.stat)
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def load_item(item: Item) -> LoadedItem:
     if item.window is not None:
         return limited.call_connected(_load, item)
     # the bytes are fetched here, so that the process that decodes them cannot connect
-    return limited.call(_loaded, read_item(item))
+    return limited.call(read_item(item).load)
 
 
 def open_item(item: Item) -> Image.Image:
@@ -138,18 +139,13 @@ def item_digest(item: Item) -> str:
 
 def content_digest(item: Item) -> str | None:
     """`item_digest`; None if it cannot be read."""
-    try:
+    with suppress(OSError, ValueError):
         return item_digest(item)
-    except (OSError, ValueError):
-        return None
+    return None
 
 
 def _load(item: Item) -> LoadedItem:
-    return _loaded(read_item(item))
-
-
-def _loaded(content: ItemContent) -> LoadedItem:
-    return LoadedItem(content.sha256, content.pixels or content.decode(), content.stat)
+    return read_item(item).load()
 
 
 def _digest(item: Item) -> str:
@@ -164,13 +160,13 @@ def read_item(item: Item) -> ItemContent:
 
         return ItemContent(item, b"", file_stat(item.path), pixels=read_window(item.path, item.window))
     if item.index is None:
-        return ItemContent(item, *read_file(item.path, what=what, limit=MAX_IMAGE_BYTES))
+        return ItemContent(item, *files.read_file(item.path, what=what, limit=files.MAX_IMAGE_BYTES))
     if isinstance(item.path, RemotePath):
         raise EquicamError("a file of images", "to be on a disk", str(item.path), "a copy of it")
     if item.read is not None:
         pixels = item.read(item.path, item.index)
     elif dicom.is_dicom_file(item.path):
-        pixels = dicom.read_frame(item.path, item.index, item.voi).rgb
+        pixels = dicom.read_frame(item.path, item.index, item.voi)
     else:
         data = arrow_streams.read_image_bytes(item.path, item.index)
         return ItemContent(item, data, file_stat(item.path))
@@ -181,20 +177,13 @@ def upright_box(orientation: int | None, size: tuple[int, int], box: Box) -> Box
     """A box of the image as stored, in the upright image (of this size), to which the orientation was applied."""
     if orientation is None:
         return box
-    width, height = size if orientation < 5 else (size[1], size[0])  # as stored
-    moves: dict[int, Callable[[float, float], tuple[float, float]]] = {
-        2: lambda x, y: (width - x, y),
-        3: lambda x, y: (width - x, height - y),
-        4: lambda x, y: (x, height - y),
-        5: lambda x, y: (y, x),
-        6: lambda x, y: (height - y, x),
-        7: lambda x, y: (height - y, width - x),
-        8: lambda x, y: (y, width - x),
-    }
-    if orientation not in moves:
-        return box
-    (ax, ay), (bx, by) = moves[orientation](*box[:2]), moves[orientation](*box[2:])
-    return min(ax, bx), min(ay, by), max(ax, bx), max(ay, by)
+    width, height = size if orientation < 5 else size[::-1]  # as stored
+    x0, y0, x1, y1 = box
+    if orientation in (2, 3, 7, 8):
+        x0, x1 = width - x1, width - x0
+    if orientation in (3, 4, 6, 7):
+        y0, y1 = height - y1, height - y0
+    return (x0, y0, x1, y1) if orientation < 5 else (y0, x0, y1, x1)
 
 
 def sample_by_class(items: Sequence[Item], n: int | None) -> list[Item]:
@@ -204,59 +193,38 @@ def sample_by_class(items: Sequence[Item], n: int | None) -> list[Item]:
     Without labels every image counts as a class. Where images have groups, the images of a class come from one group after
     the other, so that a small sample has many of them. The order of `items` does not matter.
     """
-    ordered = sorted(items, key=lambda i: (*scan_order(i), str(i.path), -1 if i.index is None else i.index))
+    ordered = sorted(items, key=lambda i: (*_scan_order(i), str(i.path), -1 if i.index is None else i.index))
     labels, groups = [item.label for item in ordered], [item.group for item in ordered]
     return [ordered[place] for place in sample_places(labels, groups, n)]
 
 
-def sample_places(
-    labels: Sequence[int | str | None], groups: Sequence[str | None], n: int | None
-) -> list[int]:
+def sample_places(labels: Sequence[Label], groups: Sequence[str | None], n: int | None) -> list[int]:
     """The places of a sample spread over classes, of items in order of id with these labels and groups."""
     if n is not None and n < 1:
         raise EquicamError("a sample", "at least 1 image", n, "n=None for all of them")
-    classes = _classes(labels, groups)
-    if n is not None and n < len(classes):
-        return [classes[round(k * len(classes) / n)][0] for k in range(n)]
-    slots = zip_longest(*classes)
-    return [place for slot in slots for place in slot if place is not None][:n]
-
-
-def _classes(labels: Sequence[int | str | None], groups: Sequence[str | None]) -> list[list[int]]:
-    """Places by class: numbered classes first, then named ones, then items without a label."""
     places: Sequence[int] = range(len(labels))
     if any(group is not None for group in groups):
-        places = _alternate_groups(labels, groups)
-    if all(label is None for label in labels):
-        return [[place] for place in places]
-    classes: dict[int | str | None, list[int]] = {}
+        # the first of every group, then the second of every group, …; within a class too
+        counters = defaultdict[tuple[Label, str | None], "count[int]"](count)
+        rounds = [next(counters[key]) for key in zip(labels, groups, strict=True)]
+        places = sorted(places, key=rounds.__getitem__)
+    by_class: dict[Label, list[int]] = {}
     for place in places:
-        classes.setdefault(labels[place], []).append(place)
-    return [classes[label] for label in sorted(classes, key=_rank)]
-
-
-def _alternate_groups(labels: Sequence[int | str | None], groups: Sequence[str | None]) -> list[int]:
-    """The first item of every group, then the second of every group, …; within a class too."""
-    counts: dict[tuple[int | str | None, str | None], int] = {}
-    rounds = []
-    for key in zip(labels, groups, strict=True):
-        counts[key] = counts.get(key, -1) + 1
-        rounds.append(counts[key])
-    return sorted(range(len(rounds)), key=rounds.__getitem__)
-
-
-def _rank(label: int | str | None) -> tuple[int, int, str]:
-    if label is None:
-        return 2, 0, ""
-    return (1, 0, label) if isinstance(label, str) else (0, label, "")
+        by_class.setdefault(labels[place], []).append(place)
+    # numbered classes first, then named ones, then items without a label; of these alone, each is a class
+    ordered = sorted(by_class, key=lambda label: (label is None, isinstance(label, str), label))
+    classes = [by_class[label] for label in ordered] if {*by_class} != {None} else [[one] for one in places]
+    if n is not None and n < len(classes):
+        return [classes[round(k * len(classes) / n)][0] for k in range(n)]
+    return [place for slot in zip_longest(*classes) for place in slot if place is not None][:n]
 
 
 def digest_items(items: Sequence[Item]) -> str:
     """SHA-256 of ids, labels, boxes and regions in order, one JSON line per item; paths are not included."""
     total = hashlib.sha256()
     for item in items:
-        boxes = [[float(v) for v in b] for b in item.boxes]
-        region = None if item.region is None else [float(v) for v in item.region]
+        boxes = [[*map(float, box)] for box in item.boxes]
+        region = None if item.region is None else [*map(float, item.region)]
         total.update(json.dumps([item.id, item.label, boxes, region]).encode() + b"\n")
     return total.hexdigest()
 
@@ -264,7 +232,7 @@ def digest_items(items: Sequence[Item]) -> str:
 def digest_files(items: Sequence[Item]) -> str:
     """SHA-256 of ids, their files' sizes and times, and windows: it changes when a file of the same name is replaced."""
     total = hashlib.sha256()
-    for item, stat in zip(items, file_stats([item.path for item in items]), strict=True):
+    for item, stat in zip(items, files.file_stats([item.path for item in items]), strict=True):
         version = "absent" if stat.bytes is None else f"{stat.bytes}\0{stat.mtime_ns}"
         version += "" if item.voi is None else f"\0{item.voi}"
         total.update(f"{item.id}\0{version}\0".encode())
@@ -279,15 +247,12 @@ def digest_groups(items: Sequence[Item]) -> str:
 def parse_box(numbers: Iterable[str | float], *, what: str) -> Box:
     """A box from four numbers; `what` names their source in the error message."""
     given = list(numbers)
-    try:
-        x0, y0, x1, y1 = (float(v) for v in given)
+    with suppress(ValueError):
+        x0, y0, x1, y1 = map(float, given)
         if x0 <= x1 and y0 <= y1 and all(map(math.isfinite, (x0, y0, x1, y1))):
             return x0, y0, x1, y1
-    except ValueError:
-        pass  # the error below covers both cases
-    raise EquicamError(
-        what, "boxes of four numbers, x0 ≤ x1 and y0 ≤ y1", repr(" ".join(map(str, given)))[:80], "'x0 y0 x1 y1' in pixels",
-    )  # fmt: skip
+    got = repr(" ".join(map(str, given)))[:80]
+    raise EquicamError(what, "boxes of four numbers, x0 ≤ x1 and y0 ≤ y1", got, "'x0 y0 x1 y1' in pixels")
 
 
 def valid_utf8(text: str) -> str:

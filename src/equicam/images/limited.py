@@ -23,17 +23,19 @@ import platform
 import resource
 import select
 import signal
+import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
+from logging.handlers import QueueHandler
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from queue import SimpleQueue
 from types import GeneratorType
-from typing import Any, ClassVar, NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from equicam.errors import EquicamError, error_text
 
@@ -75,12 +77,12 @@ def inside() -> bool:
 
 def call(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
     """What a function of a module returns in a child that stays for the next call; its exceptions are raised here."""
-    return _call(_Terms(limits()[0]), partial(function, *arguments, **options))
+    return _call(partial(function, *arguments, **options), network=False)
 
 
 def call_connected(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
     """The same in a child that may connect: for rasters at a URL, of which only parts are fetched."""
-    return _call(_Terms(limits()[0], network=True), partial(function, *arguments, **options))
+    return _call(partial(function, *arguments, **options), network=True)
 
 
 def stream(function: Callable[P, Iterator[T]], *arguments: P.args, **options: P.kwargs) -> Iterator[T]:
@@ -88,7 +90,7 @@ def stream(function: Callable[P, Iterator[T]], *arguments: P.args, **options: P.
     if inside():
         yield from function(*arguments, **options)
     else:
-        yield from _answers(partial(function, *arguments, **options), _Terms(limits()[0]))
+        yield from _answers(partial(function, *arguments, **options))
 
 
 def limits() -> tuple[float, int]:
@@ -110,7 +112,7 @@ def enter(memory_bytes: int, *, network: bool = False) -> None:
     global _in_child
     _in_child = True
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent handles Ctrl-C
-    limit_memory(memory_bytes)
+    _limit_memory(memory_bytes)
     forbid(network=network)
 
 
@@ -125,7 +127,7 @@ def call_alone(function: Callable[..., Any], *arguments: Any) -> tuple[Any, int 
     """What any function returns in a forked process of its own, and that process's exit code; None if it died."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send_result, args=(sender, function, arguments))
+    process = context.Process(target=lambda: sender.send(function(*arguments)))
     process.start()
     sender.close()
     found = None
@@ -152,7 +154,7 @@ def limit_time(seconds: int | float) -> None:
     signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
-def limit_memory(extra: int) -> None:
+def _limit_memory(extra: int) -> None:
     """Let this process map no more than `extra` bytes beyond what it maps now; more raises a MemoryError.
 
     Only Linux reports and limits what a process maps. Memory that a parent freed and kept is given back first, because a
@@ -214,30 +216,17 @@ def forbid(*, network: bool) -> None:
         (answer, 0, 0, allow),
         (answer, 0, 0, refuse),
     ]
-
-    class Instruction(ctypes.Structure):
-        _fields_ = (("code", ctypes.c_uint16), ("yes", ctypes.c_uint8), ("no", ctypes.c_uint8), ("k", ctypes.c_uint32))  # fmt: skip
-
-    class Program(ctypes.Structure):
-        _fields_ = (("length", ctypes.c_uint16), ("filter", ctypes.POINTER(Instruction)))
-
-    code = (Instruction * len(program))(*(Instruction(*line) for line in program))
+    # struct sock_filter: code, where to if yes, where to if no, operand; struct sock_fprog: length, address
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in program))
+    header = struct.pack("@HP", len(program), ctypes.addressof(code))
     prctl = ctypes.CDLL(None).prctl
     # a kernel without filters refuses; the limits of the libraries themselves remain
     if prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0:
-        prctl(PR_SET_SECCOMP, 2, ctypes.byref(Program(len(program), code)), 0, 0)
+        prctl(PR_SET_SECCOMP, 2, header, 0, 0)
 
 
 class _DiedError(Exception):
     """A child that ended before it answered."""
-
-
-@dataclass(frozen=True)
-class _Terms:
-    """On what terms a call is answered."""
-
-    seconds: float
-    network: bool = False
 
 
 class _Child:
@@ -247,9 +236,8 @@ class _Child:
         self.network, self.calls, self.is_full = network, 0, False
         self._place: tuple[str | None, dict[str, str]] | None = None  # its folder and environment
         self._ours, theirs = multiprocessing.Pipe()
-        path = [one for one in sys.path if isinstance(one, str)]
         code = (
-            f"import sys; sys.path[:] = {path!r}\n"
+            f"import sys; sys.path[:] = {[one for one in sys.path if isinstance(one, str)]!r}\n"
             f"from equicam.images.limited import serve\n"
             f"serve({theirs.fileno()}, {limits()[1]}, network={network})"
         )
@@ -265,11 +253,13 @@ class _Child:
         self.calls += 1
         place = (_folder(), dict(os.environ))
         news, self._place = place if place != self._place else None, place
-        waiting, kind = [ForkingPickler.dumps((function, seconds, news))], _NEXT
+        request: Any = ForkingPickler.dumps((function, seconds, news))
+        kind = _NEXT
         while kind == _NEXT:
             try:
-                while waiting:
-                    self._ours.send_bytes(waiting.pop())
+                if request:
+                    self._ours.send_bytes(request)
+                    request = None
                 answer = self._ours.recv_bytes()
             except (EOFError, OSError) as error:
                 raise _DiedError from error
@@ -289,6 +279,8 @@ _NEXT, _VALUE, _DONE, _FAILED, _NO_MEMORY = "next", "value", "done", "failed", "
 _in_child = False
 _seconds = 0.0
 _full_bytes = 0  # mapped by this child: with more it is not kept, so that the next file has all its memory
+# what a child would log, which its parent logs with the next answer
+_records = SimpleQueue[logging.LogRecord]()
 _idle: list[_Child] = []
 _lock = threading.Lock()
 atexit.register(end_idle)
@@ -314,20 +306,20 @@ def _folder() -> str | None:
     return None
 
 
-def _call(terms: _Terms, function: "partial[T]") -> T:
+def _call(function: "partial[T]", *, network: bool) -> T:
     if inside():
         return function()
-    (found,) = _answers(function, terms)
+    (found,) = _answers(function, network=network)
     return found  # type: ignore[no-any-return]
 
 
-def _answers(function: "partial[Any]", terms: _Terms) -> Iterator[Any]:
+def _answers(function: "partial[Any]", *, network: bool = False) -> Iterator[Any]:
     """What a child answers to a call: one value, or those of a generator."""
-    begun, fresh = False, False
+    begun, seconds = False, limits()[0]
     for attempt in range(1, ATTEMPTS + 1):
-        child, keep = _borrow(network=terms.network, fresh=fresh), False
+        child, keep = _borrow(network=network, fresh=attempt > 1), False
         try:
-            for kind, value in child.request(function, terms.seconds):
+            for kind, value in child.request(function, seconds):
                 keep = kind in (_VALUE, _DONE, _FAILED) and not child.is_full
                 if kind == _NO_MEMORY:
                     if child.calls > 1 and not begun:
@@ -343,13 +335,18 @@ def _answers(function: "partial[Any]", terms: _Terms) -> Iterator[Any]:
         except _DiedError:
             ended_by = child.end()
             if ended_by == signal.SIGALRM or begun or attempt == ATTEMPTS:
-                raise _refusal(ended_by, function, terms) from None
+                what = _name(function)
+                if ended_by == signal.SIGALRM:
+                    needs, fix = f"to be read within {seconds:g} s", f"{LIMITS}=4, if you trust it"
+                    raise TimeLimitError(what, needs, "more time", fix) from None
+                got = "the end of the process that reads it"
+                raise KilledError(what, "to be read", got, "a fresh copy of it") from None
         finally:
-            if keep:
-                _return(child)
-            else:
+            with _lock:
+                if keep := keep and len(_idle) < MAX_IDLE:
+                    _idle.append(child)
+            if not keep:
                 child.end()
-        fresh = True
 
 
 def _borrow(*, network: bool, fresh: bool) -> _Child:
@@ -360,41 +357,19 @@ def _borrow(*, network: bool, fresh: bool) -> _Child:
     return _Child(network=network)
 
 
-def _return(child: _Child) -> None:
-    with _lock:
-        if len(_idle) < MAX_IDLE:
-            _idle.append(child)
-            return
-    child.end()
-
-
 def _name(function: "partial[Any]") -> str:
     """What a call reads."""
-    named = (
-        one if isinstance(one, str | os.PathLike) else getattr(one, "path", None) for one in function.args
-    )
-    what = next((str(one) for one in named if one), "a file")
+    paths = (a if isinstance(a, str | os.PathLike) else getattr(a, "path", None) for a in function.args)
+    what = next((str(path) for path in paths if path), "a file")
     return what if " " in what else f"file {what!r}"
 
 
 def _no_memory(function: "partial[Any]", error: Exception) -> EquicamError:
     if not isinstance(error, EquicamError):
-        error = EquicamError(
-            _name(function), "less memory to be read", "a file too large for it", "a smaller or tiled copy"
-        )
+        got, fix = "a file too large for it", "a smaller or tiled copy"
+        error = EquicamError(_name(function), "less memory to be read", got, fix)
     error.__cause__ = MemoryError()
     return error
-
-
-def _refusal(ended_by: int, function: "partial[Any]", terms: _Terms) -> EquicamError:
-    """Why a child has not answered, with the name of what it was reading."""
-    if ended_by == signal.SIGALRM:
-        return TimeLimitError(
-            _name(function), f"to be read within {terms.seconds:g} s", "more time", f"{LIMITS}=4, if you trust it",
-        )  # fmt: skip
-    return KilledError(
-        _name(function), "to be read", "the end of the process that reads it", "a fresh copy of it"
-    )
 
 
 def serve(descriptor: int, memory: int, *, network: bool) -> NoReturn:
@@ -402,7 +377,7 @@ def serve(descriptor: int, memory: int, *, network: bool) -> NoReturn:
     import equicam.images.items  # noqa: F401  # so that the libraries themselves are not counted
 
     log = logging.getLogger("equicam")
-    log.handlers, log.propagate = [_Records()], False
+    log.handlers, log.propagate = [QueueHandler(_records)], False
     enter(memory, network=network)
     global _full_bytes
     _full_bytes = _mapped_bytes() + memory // 8
@@ -412,9 +387,8 @@ def serve(descriptor: int, memory: int, *, network: bool) -> NoReturn:
             function, seconds, news = connection.recv()
             if news is not None:
                 folder, environment = news
+                os.environ.clear()
                 os.environ.update(environment)
-                for name in os.environ.keys() - environment.keys():
-                    del os.environ[name]
                 if folder is not None:
                     os.chdir(folder)
             _answer(connection, seconds, function)
@@ -454,7 +428,7 @@ def is_memory_error(error: BaseException) -> bool:
 
 
 def _send(connection: Connection, kind: str, value: Any) -> None:
-    records = _Records.taken()
+    records = [_records.get() for _ in range(_records.qsize())]
     try:
         data = ForkingPickler.dumps((kind, value, records, _mapped_bytes() > _full_bytes))
     except MemoryError:
@@ -464,25 +438,3 @@ def _send(connection: Connection, kind: str, value: Any) -> None:
         data = ForkingPickler.dumps((_FAILED, OSError(text), (), False))
     limit_time(0)  # the parent may take its time
     connection.send_bytes(data)
-
-
-class _Records(logging.Handler):
-    """What a child would log, which its parent logs with the next answer."""
-
-    _waiting: ClassVar[list[logging.LogRecord]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record, as text."""
-        record.msg, record.args, record.exc_info = record.getMessage(), (), None
-        self._waiting.append(record)
-
-    @classmethod
-    def taken(cls) -> tuple[logging.LogRecord, ...]:
-        """The records since the last answer."""
-        found = tuple(cls._waiting)
-        cls._waiting.clear()
-        return found
-
-
-def _send_result(sender: Connection, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
-    sender.send(function(*arguments))

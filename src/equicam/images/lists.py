@@ -5,6 +5,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -13,20 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from equicam.errors import EquicamError, refusing
-from equicam.images import limited
+from equicam.images import files, limited
 from equicam.images.arrow_streams import invalid, read_labels
-from equicam.images.files import (
-    ALLOW_SCHEMES,
-    MAX_LIST_BYTES,
-    AnyPath,
-    RemotePath,
-    as_path,
-    is_url,
-    may_open,
-    open_regular,
-    read_file,
-    scheme,
-)
+from equicam.images.files import AnyPath, RemotePath
 from equicam.images.item_table import BATCH_ROWS, Items, as_json, encode_path, join_tables, table_of
 from equicam.images.items import Item, parse_box, quote_names, valid_utf8
 
@@ -38,6 +28,7 @@ PARQUET_ROWS = 1024
 """Decoded at a time."""
 MAX_ROWS_PER_BYTE, FREE_ROWS = 4, 100_000
 """Of a Parquet file, which can repeat or count up rows in no bytes at all; a list of real paths has a few bytes a row."""
+TEXT = (pa.string(), pa.large_string())
 Tick = Callable[[int], None]
 File = io.BytesIO | io.BufferedReader
 
@@ -58,10 +49,8 @@ def read_manifest(
 
     `group_by` names the column that holds each image's group, if it is not `group`; `tick` counts rows.
     """
-    try:
+    with refusing(_name(path), "a file that can be read"):
         data = path.read_bytes() if isinstance(path, RemotePath) else None
-    except OSError as error:
-        raise _wrong(path, "a file that can be read", error, "a fresh copy of it") from error
     tables = []
     for table in limited.stream(_tables, path, data, split, group_by):
         tables.append(table)
@@ -80,8 +69,8 @@ def _tables(path: AnyPath, data: bytes | None, split: str | None, group_by: str 
     batch: list[dict[str, Any]] = []
     known: set[int] = set()
     splits: set[str] = set()
-    try:
-        file = io.BytesIO(data) if data is not None else open_regular(Path(str(path)), _name(path))
+    with refusing(_name(path), "a file that can be read"):
+        file = io.BytesIO(data) if data is not None else files.open_regular(Path(str(path)), _name(path))
         read = _parquet if path.suffix.lower() == ".parquet" else _csv
         for line, cells in read(path, file, column):
             if split is not None:
@@ -92,22 +81,19 @@ def _tables(path: AnyPath, data: bytes | None, split: str | None, group_by: str 
                     continue
             if group_by is not None and group_by not in cells:
                 raise _wrong(path, f"a column {group_by!r}", quote_names(cells), "one of these")
-            row = _row(cells, path, f"{_name(path)}, line {line}", column)
+            what = f"{_name(path)}, line {line},"
+            row = _row(cells, path, what, column)
             mark = hash(row["id"])  # a number takes less memory than the id
             # at once, because a small Parquet file may repeat one row a billion times
             if mark in known and (first := _line_of(row["id"], [*tables, _table(batch)])):
-                raise EquicamError(
-                    f"{_name(path)}, line {line},", "a unique id", f"{row['id']!r} as in line {first}",
-                    "a column id without repetitions",
-                )  # fmt: skip
+                got, fix = f"{row['id']!r} as in line {first}", "a column id without repetitions"
+                raise EquicamError(what, "a unique id", got, fix)
             known.add(mark)
             batch.append(row | {"line": line})
             if len(batch) == BATCH_ROWS:
                 tables.append(_table(batch))
                 yield tables[-1]
                 batch = []
-    except OSError as error:
-        raise _wrong(path, "a file that can be read", error, "a fresh copy of it") from error
     if splits and not known:
         raise _wrong(path, f"rows of split {split!r}", f"splits {quote_names(splits - {''})}", "one of these")
     yield _table(batch)
@@ -127,30 +113,31 @@ def _line_of(name: str, tables: list[pa.Table]) -> int | None:
 def _csv(path: AnyPath, data: File, _group: str) -> Iterator[Row]:
     """Rows of text; invalid UTF-8 is kept, because a path may contain it."""
     with io.TextIOWrapper(data, "utf-8-sig", "surrogateescape", newline="") as file:
-        reader = csv.reader(_lines(file, path), strict=True)
+        reader = csv.reader(iter(partial(_line, file, path), ""), strict=True)
+
+        def where() -> str:
+            return f"{_name(path)}, line {reader.line_num},"
+
         try:
             columns = [name.strip() for name in next(reader, [])]
             _check(columns, path)
             for cells in reader:
                 if len(cells) > len(columns):
-                    raise EquicamError(
-                        f"{_name(path)}, line {reader.line_num},", f"{len(columns)} cells", len(cells),
-                        "quotes around cells that hold a comma",
-                    )  # fmt: skip
+                    fix = "quotes around cells that hold a comma"
+                    raise EquicamError(where(), f"{len(columns)} cells", len(cells), fix)
                 if cells:
                     yield reader.line_num, dict(zip_longest(columns, cells, fillvalue=""))
         except csv.Error as error:
-            raise EquicamError(
-                f"{_name(path)}, line {reader.line_num},", "well-formed CSV", error, "quotes that are closed and doubled",
-            ) from error  # fmt: skip
+            fix = "quotes that are closed and doubled"
+            raise EquicamError(where(), "well-formed CSV", error, fix) from error
 
 
-def _lines(file: io.TextIOWrapper, path: AnyPath) -> Iterator[str]:
-    """The lines of a text file; one without end, as in a sparse file, is refused."""
-    while line := file.readline(MAX_LINE):
-        if len(line) == MAX_LINE:
-            raise _wrong(path, f"lines of less than {MAX_LINE:,} characters", "a longer one", "CSV as text")
-        yield line
+def _line(file: io.TextIOWrapper, path: AnyPath) -> str:
+    """The next line of a text file; one without end, as in a sparse file, is refused."""
+    line = file.readline(MAX_LINE)
+    if len(line) == MAX_LINE:
+        raise _wrong(path, f"lines of less than {MAX_LINE:,} characters", "a longer one", "CSV as text")
+    return line
 
 
 def _parquet(path: AnyPath, file: File, group: str) -> Iterator[Row]:
@@ -159,41 +146,33 @@ def _parquet(path: AnyPath, file: File, group: str) -> Iterator[Row]:
     with refusing(_name(path), "a whole Parquet file"), file:
         bytes_ = file.seek(0, io.SEEK_END)
         schema = pq.read_schema(file)
-        columns = list(schema.names)
-        _check(columns, path)
-        wanted = [name for name in dict.fromkeys((*COLUMNS, group)) if name in columns]
+        _check(schema.names, path)
+        wanted = [name for name in dict.fromkeys((*COLUMNS, group)) if name in schema.names]
         # a cell that is repeated stays one cell until its length is known
-        source = pq.ParquetFile(file, read_dictionary=[n for n in wanted if _is_text(schema.field(n).type)])
+        source = pq.ParquetFile(file, read_dictionary=[n for n in wanted if schema.field(n).type in TEXT])
         if (rows := source.metadata.num_rows) > FREE_ROWS + MAX_ROWS_PER_BYTE * bytes_:
-            raise _wrong(
-                path, f"at most {MAX_ROWS_PER_BYTE} rows a byte", f"{rows:,} in {bytes_:,} bytes", "CSV"
-            )
+            got = f"{rows:,} in {bytes_:,} bytes"
+            raise _wrong(path, f"at most {MAX_ROWS_PER_BYTE} rows a byte", got, "CSV")
         batches = source.iter_batches(PARQUET_ROWS, columns=wanted)
         yield from enumerate((cells for batch in batches for cells in _checked(batch, path).to_pylist()), 1)
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
 def _checked(batch: pa.RecordBatch, path: AnyPath) -> pa.RecordBatch:
     """Rows whose cells are numbers, or texts that are not too long: they become objects, each of its own."""
-    most = csv.field_size_limit()
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         values = column.dictionary if pa.types.is_dictionary(column.type) else column
         if pa.types.is_nested(values.type):
-            raise _wrong(
-                path, f"numbers or text in column {name!r}", str(values.type)[:80], "a column of strings"
-            )
-        binary = (
-            _is_text(values.type) or pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type)
-        )
-        longest = (pc.max(pc.binary_length(values)).as_py() or 0) if binary else 0
-        if longest > most:
-            raise _wrong(
-                path, f"at most {most:,} characters in column {name!r}", f"{longest:,}", "a shorter text"
-            )
+            needs, got = f"numbers or text in column {name!r}", str(values.type)[:80]
+            raise _wrong(path, needs, got, "a column of strings")
+        if values.type in (*TEXT, pa.binary(), pa.large_binary()):
+            _refuse_long(pc.max(pc.binary_length(values)).as_py() or 0, name, _name(path))
     return batch
+
+
+def _refuse_long(length: int, column: str, what: str) -> None:
+    if length > (most := csv.field_size_limit()):
+        needs = f"at most {most:,} characters in column {column!r}"
+        raise EquicamError(what, needs, f"{length:,}", "a shorter text")
 
 
 def _check(columns: list[str], path: AnyPath) -> None:
@@ -206,75 +185,64 @@ def _check(columns: list[str], path: AnyPath) -> None:
 def _refuse_strangers(items: Items, path: AnyPath) -> None:
     """Refuse a list of nothing but URLs that only it names; a few among other rows are rows with a reason."""
     if pc.all(items.column("refused").fill_null(False)).as_py():
-        named = {scheme(item.path) for item in items}
-        raise _wrong(
-            path, f"permission to open {', '.join(f'{one}://' for one in sorted(named))}, which only it names",
-            "none", f"{ALLOW_SCHEMES}={','.join(sorted(named))} in the environment",
-        )  # fmt: skip
+        named = sorted({files.scheme(item.path) for item in items})
+        needs = f"permission to open {', '.join(f'{one}://' for one in named)}, which only it names"
+        raise _wrong(path, needs, "none", f"{files.ALLOW_SCHEMES}={','.join(named)} in the environment")
 
 
 def _row(cells: Mapping[str, Any], manifest: AnyPath, what: str, group: str) -> dict[str, Any]:
     path = _text(cells, "path", what)
     if not path:
-        raise EquicamError(f"{what},", "a path", "an empty cell", "the file name of the image")
+        raise EquicamError(what, "a path", "an empty cell", "the file name of the image")
     boxes = (one for one in _text(cells, "boxes", what).split(";") if one.strip())
     region = _text(cells, "region", what)
     name = valid_utf8(_text(cells, "id", what) or path)
+    in_group = _label(cells.get(group), what)
     return {
         "id": name,
         **_path_columns(manifest, path, name, what),
         "label": as_json(_label(cells.get("label"), what)),
-        "boxes": as_json([parse_box(one.split(), what=f"{what},") for one in boxes]),
-        "region": as_json(parse_box(region.split(), what=f"{what},") if region.strip() else None),
-        "group": _group(cells.get(group), what),
+        "boxes": as_json([parse_box(one.split(), what=what) for one in boxes]),
+        "region": as_json(parse_box(region.split(), what=what) if region.strip() else None),
+        "group": None if in_group is None else str(in_group),
     }
 
 
 def _path_columns(manifest: AnyPath, path: str, name: str, what: str) -> dict[str, Any]:
     """An image's path, relative to the list's folder unless it is a URL; not every URL may be opened."""
-    if is_url(path):
+    if files.is_url(path):
         try:
-            found = as_path(path)
+            found = files.as_path(path)
         except EquicamError as error:
-            raise EquicamError(f"{what},", error.needs, error.got, error.fix) from error
-        return encode_path(found if may_open(path, manifest) else RemotePath(path, allowed=False))
+            raise EquicamError(what, error.needs, error.got, error.fix) from error
+        return encode_path(found if files.may_open(path, manifest) else RemotePath(path, allowed=False))
     if isinstance(manifest, RemotePath) and (path.startswith("/") or ".." in path.split("/")):
-        raise EquicamError(f"{what},", "a path below the list's folder", repr(path)[:80], "a URL")
+        raise EquicamError(what, "a path below the list's folder", repr(path)[:80], "a URL")
     plain = path == name and not _EMPTY_PART.search(path)
     return {} if plain else encode_path(manifest.parent / path)
 
 
 def _text(cells: Mapping[str, Any], column: str, what: str) -> str:
-    value = cells.get(column)
-    if isinstance(value, str) and len(value) > csv.field_size_limit():
-        raise EquicamError(
-            f"{what},", f"at most {csv.field_size_limit():,} characters in column {column!r}", f"{len(value):,}",
-            "a shorter text",
-        )  # fmt: skip
-    if value is None or isinstance(value, str):
-        return value or ""
+    value = "" if cells.get(column) is None else cells[column]
+    if isinstance(value, str):
+        _refuse_long(len(value), column, what)
+        return value
     if column == "id" and isinstance(value, int):
         return str(value)
-    raise EquicamError(f"{what},", f"text in column {column!r}", repr(value)[:80], "a column of strings")
-
-
-def _group(value: object, what: str) -> str | None:
-    """The group as text; None for an empty cell."""
-    found = _label(value, what)
-    return None if found is None else str(found)
+    raise EquicamError(what, f"text in column {column!r}", repr(value)[:80], "a column of strings")
 
 
 def _label(value: object, what: str) -> int | str | None:
     """An integer wherever the cell contains one, else a name; None for an empty cell."""
-    # pandas writes nullable integers as floats
-    if isinstance(value, float) and (value != value or value.is_integer()):
-        return None if value != value else int(value)
     if isinstance(value, str):
         text = value.strip()
         return int(text) if re.fullmatch("-?[0-9]{1,18}", text) else valid_utf8(text) or None
-    if value is None or isinstance(value, int):
-        return None if value is None else int(value)
-    raise EquicamError(f"{what},", "an integer or a name as label", repr(value)[:80], "a column of either")
+    if value is None or (isinstance(value, float) and value != value):
+        return None
+    # pandas writes nullable integers as floats
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+        return int(value)
+    raise EquicamError(what, "an integer or a name as label", repr(value)[:80], "a column of either")
 
 
 def _name(path: AnyPath) -> str:
@@ -310,13 +278,11 @@ def arrow_dataset(root: Path, split: str | None) -> list[Item] | None:
 
 
 def _in_split(root: Path, split: str | None) -> list[Item]:
-    names = _json(root / SPLITS).get("splits")
-    known = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    known = [name for name in _list(root / SPLITS, "splits") if isinstance(name, str)]
     wanted = known[0] if split is None and len(known) == 1 else split
     if wanted not in known:
-        raise EquicamError(
-            f"source {str(root)!r}", "a split", "none" if split is None else repr(split), quote_names(known)
-        )
+        got = "none" if split is None else repr(split)
+        raise EquicamError(f"source {str(root)!r}", "a split", got, quote_names(known))
     folder = root / _plain_name(wanted, root / SPLITS)
     found = None if (folder / SPLITS).is_file() else arrow_dataset(folder, None)
     if found is None:
@@ -339,11 +305,8 @@ def _class_label(value: int | str | None) -> int | str | None:
 
 
 def _data_files(state: Path) -> list[Path]:
-    entries = _json(state).get("_data_files")
-    given = (
-        [one.get("filename") for one in entries if isinstance(one, dict)] if isinstance(entries, list) else []
-    )
-    names = [_plain_name(name, state) for name in given]
+    entries = _list(state, "_data_files")
+    names = [_plain_name(one.get("filename"), state) for one in entries if isinstance(one, dict)]
     if len(set(names)) < len(names):
         raise invalid(state, "every file once", quote_names(names))
     return [state.parent / name for name in names]
@@ -356,8 +319,13 @@ def _plain_name(name: object, file: Path) -> str:
     return name
 
 
+def _list(path: Path, key: str) -> list[Any]:
+    found = _json(path).get(key)
+    return found if isinstance(found, list) else []
+
+
 def _json(path: Path) -> dict[str, Any]:
-    data, _ = read_file(path, what=f"file {str(path)!r}", limit=MAX_LIST_BYTES)
+    data, _ = files.read_file(path, what=f"file {str(path)!r}", limit=files.MAX_LIST_BYTES)
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:

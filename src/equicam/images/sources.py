@@ -46,8 +46,9 @@ def list_source(
 ) -> Items:
     """The items of a source, with unique ids in valid UTF-8; no image is opened but the headers of DICOM files.
 
-    `group_by` names the column of an image list that holds the group of each image (its patient, slide or scene), if it is
-    not `group`. Every frame of a DICOM file is an item, unless files are wanted as they are (`frames` False). `tick` counts what was listed. A URL that does not come from the user (`from_user`) but from a file is refused, unless its protocol is allowed.
+    `group_by` names the column of an image list that holds each image's group, if it is not `group`. Every frame of a DICOM
+    file is an item, unless files are wanted as they are (`frames` False). `tick` counts what was listed. A URL that does not
+    come from the user (`from_user`) but from a file is refused, unless its protocol is allowed.
     """
     refuse_in_memory(source, "source")
     if not isinstance(source, str | Path | RemotePath):
@@ -57,36 +58,30 @@ def list_source(
         )  # fmt: skip
     found = _find(as_path(source), source, split, group_by, from_user, tick)
     if group_by is not None and "group" not in found.table.column_names:
-        raise EquicamError(
-            f"group_by {group_by!r}", "an image list (items.csv) with groups in that column", "no group",
-            "no group_by, or that column",
-        )  # fmt: skip
+        what, needs = f"group_by {group_by!r}", "an image list (items.csv) with groups in that column"
+        raise EquicamError(what, needs, "no group", "no group_by, or that column")
     return _by_frame(found, tick) if frames else found
 
 
 def _find(
     path: AnyPath, source: str | Path, split: str | None, group_by: str | None, from_user: bool, tick: Tick
 ) -> Items:
+    what = f"source {str(source)!r}"
     if not from_user and isinstance(path, RemotePath) and not may_open(str(path), Path()):
-        raise NotNamedError(
-            f"source {str(source)!r}", "to be named by you, because anybody may have written this URL", "none",
-            f"--source {source}",
-        )  # fmt: skip
+        needs = "to be named by you, because anybody may have written this URL"
+        raise NotNamedError(what, needs, "none", f"--source {source}")
     try:
         is_folder, is_file = path.is_dir(), path.is_file()
     except OSError as error:
-        raise EquicamError(
-            f"source {str(source)[:80]!r}", "a readable path", error.strerror or error, "another"
-        ) from error
+        got = error.strerror or error
+        raise EquicamError(f"source {str(source)[:80]!r}", "a readable path", got, "another") from error
     if is_folder:
         return _in_folder(path, split, group_by, tick)
     if is_file:
         return _in_file(path, split, group_by, tick)
     if has_magic(str(source)):
         return _matching(path, split)
-    raise EquicamError(
-        f"source {str(source)!r}", "an existing file or folder", "No such file", "its full path"
-    )
+    raise EquicamError(what, "an existing file or folder", "No such file", "its full path")
 
 
 def _in_folder(root: AnyPath, split: str | None, group_by: str | None, tick: Tick) -> Items:
@@ -95,25 +90,20 @@ def _in_folder(root: AnyPath, split: str | None, group_by: str | None, tick: Tic
         return read_manifest(manifest, split=split, group_by=group_by, tick=tick)
     if isinstance(root, Path) and (found := limited.call(_saved, root, split)) is not None:
         return found
-    folders = subfolders(root)
+    folders, what = subfolders(root), f"source {str(root)!r}"
+    got = f"folders {quote_names(folders)}"
     if split is not None:
         if split not in folders:
-            raise EquicamError(
-                f"split {split!r}", f"a folder of that name in {str(root)!r}", f"folders {quote_names(folders)}",
-                "one of these" if folders else "no split",
-            )  # fmt: skip
+            needs, fix = f"a folder of that name in {str(root)!r}", "one of these" if folders else "no split"
+            raise EquicamError(f"split {split!r}", needs, got, fix)
         return _in_folder(root / split, None, group_by, tick)
     found = list_items(root)
     if not found:
-        raise EquicamError(
-            f"source {str(root)!r}", f"images ({' '.join(SUFFIXES)}) or a list (items.csv)", "none",
-            "a folder of images, or one folder per class",
-        )  # fmt: skip
+        needs, fix = f"{_IMAGES} or a list (items.csv)", "a folder of images, or one folder per class"
+        raise EquicamError(what, needs, "none", fix)
     labels = set(found.labels())
     if len(labels) > 1 and labels.issubset(SPLITS):  # else every image would be labelled by its split
-        raise EquicamError(
-            f"source {str(root)!r}", "a split", f"folders {quote_names(folders)}", f"split={min(map(str, labels))!r}",
-        )  # fmt: skip
+        raise EquicamError(what, "a split", got, f"split={min(map(str, labels))!r}")
     return found
 
 
@@ -127,11 +117,9 @@ def _in_file(path: AnyPath, split: str | None, group_by: str | None, tick: Tick)
     suffix = path.suffix.lower()
     if suffix in (".csv", ".parquet"):
         return read_manifest(path, split=split, group_by=group_by, tick=tick)
-    if not _has_image_suffix(path.name) and not (isinstance(path, Path) and is_dicom_file(path)):
-        raise EquicamError(
-            f"source {str(path)!r}", f"an image ({' '.join(SUFFIXES)}) or a list (.csv .parquet)",
-            f"a file {suffix or 'without suffix'}", "a folder, or a list of the images",
-        )  # fmt: skip
+    if not path.name.lower().endswith(SUFFIXES) and not (isinstance(path, Path) and is_dicom_file(path)):
+        needs, got = f"{_IMAGES} or a list (.csv .parquet)", f"a file {suffix or 'without suffix'}"
+        raise EquicamError(f"source {str(path)!r}", needs, got, "a folder, or a list of the images")
     _refuse_split(path, split)
     return Items.of([_make_item((path.name,), path)])
 
@@ -151,9 +139,8 @@ def _by_frame(items: Items, tick: Tick) -> Items:
 
     found = Items.of(frames())
     if len(found) > len(items) and pc.count_distinct(found.ids).as_py() < len(found):
-        raise EquicamError(
-            "the frames of DICOM files", "ids of their own", "an item with the id of a frame", "another id in the list",
-        )  # fmt: skip
+        got, fix = "an item with the id of a frame", "another id in the list"
+        raise EquicamError("the frames of DICOM files", "ids of their own", got, fix)
     return found
 
 
@@ -174,14 +161,12 @@ def _matching(pattern: AnyPath, split: str | None) -> Items:
     wanted = parts[fixed:]
     depth = None if "**" in wanted else len(wanted)
     skipped: list[PathParts] = []
-    images = list_images(root, skipped, depth=depth) if root.is_dir() else []
+    images = _list_images(root, skipped, depth=depth) if root.is_dir() else []
     found = Items.of(_make_item(names, path) for names, path in images if _matches(names, wanted))
     if not found:
-        raise EquicamError(
-            f"pattern {str(pattern)!r}", f"images ({' '.join(SUFFIXES)}) that match it",
-            f"none of {len(images)} in {str(root)!r}", "a folder, or ** for folders at any depth",
-        )  # fmt: skip
-    report_skipped(pattern, [p for p in skipped if not is_hidden(p) and _matches(p, wanted)])
+        got, fix = f"none of {len(images)} in {str(root)!r}", "a folder, or ** for folders at any depth"
+        raise EquicamError(f"pattern {str(pattern)!r}", f"{_IMAGES} that match it", got, fix)
+    report_skipped(pattern, [p for p in skipped if not _is_hidden(p) and _matches(p, wanted)])
     return found.in_scan_order()
 
 
@@ -204,24 +189,19 @@ RASTER_SUFFIXES = (".svs", ".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".s
 """Of slides, which are read in windows."""
 SUFFIXES = (*IMAGE_SUFFIXES, *dicom.SUFFIXES, *RASTER_SUFFIXES)
 
+_IMAGES = f"images ({' '.join(SUFFIXES)})"
+
 PathParts = tuple[str, ...]
 """A path relative to a folder, split at the separators."""
 _log = logging.getLogger(__name__)
-
-
-def _has_image_suffix(name: str) -> bool:
-    """Whether a file name has the suffix of an image; the content is checked when the file is opened."""
-    return _suffix(name) in SUFFIXES
 
 
 def list_items(root: AnyPath) -> Items:
     """Every image below a folder, sorted by id; its first subfolder is its label."""
     skipped: list[PathParts] = []
     if isinstance(root, RemotePath):
-        found = Items.of(
-            _make_item(parts, path, label=_escape(parts[0]) if len(parts) > 1 else None)
-            for parts, path in list_images(root, skipped)
-        )
+        images = _list_images(root, skipped)
+        found = Items.of(_make_item(p, path, _escape(p[0]) if p[1:] else None) for p, path in images)
     else:
         tables = [_table(root, parts, names) for parts, names in _walk(root, SUFFIXES, skipped)]
         tables.sort(key=lambda table: table["id"][0].as_py())  # then there is mostly nothing left to sort
@@ -240,14 +220,12 @@ def _table(root: Path, folder: PathParts, names: Sequence[str]) -> pa.Table:
         columns["label"] = pa.repeat(pa.scalar(as_json(_escape(folder[0])), pa.string()), len(ids))
     odd = {i for i, name in enumerate(names) if ids[i] != prefix + name}
     if odd:
-        paths = [
-            encode_path(root / (prefix + name))["path"] if i in odd else None for i, name in enumerate(names)
-        ]
-        columns["path"] = pa.array(paths, pa.binary())
+        paths = (root / (prefix + name) if i in odd else None for i, name in enumerate(names))
+        columns["path"] = pa.array([path and encode_path(path)["path"] for path in paths], pa.binary())
     return pa.table(columns)
 
 
-def list_images(
+def _list_images(
     root: AnyPath, skipped: list[PathParts], *, depth: int | None = None
 ) -> list[tuple[PathParts, AnyPath]]:
     """Image files below a folder, by relative path; entries that are hidden or no images are added to `skipped`."""
@@ -256,14 +234,14 @@ def list_images(
     found: list[tuple[PathParts, AnyPath]] = []
     for parts, path in root.list_files():
         if depth is None or len(parts) <= depth:
-            if _has_image_suffix(parts[-1]) and not is_hidden(parts):
+            if parts[-1].lower().endswith(SUFFIXES) and not _is_hidden(parts):
                 found.append((parts, path))
             else:
                 skipped.append(parts)
     return found
 
 
-def is_hidden(parts: PathParts) -> bool:
+def _is_hidden(parts: PathParts) -> bool:
     """Whether a file or one of its folders has a name that starts with a dot."""
     return any(part.startswith(".") for part in parts)
 
@@ -272,17 +250,16 @@ def report_skipped(source: AnyPath, skipped: Sequence[PathParts]) -> None:
     """Tell the user which entries of a source are no images of it, in one line."""
     if skipped:
         names = quote_names(_escape("/".join(parts)) for parts in skipped)
-        _log.warning(
-            "source %r: %d left out, hidden or not an image by the name: %s", str(source), len(skipped), names
-        )
+        left_out = "source %r: %d left out, hidden or not an image by the name: %s"
+        _log.warning(left_out, str(source), len(skipped), names)
 
 
 def item_at(root: Path, parts: PathParts, *, label: int | str | None = None) -> Item:
     """The item of an image at a path below a folder."""
-    return _make_item(parts, root.joinpath(*parts), label=label)
+    return _make_item(parts, root.joinpath(*parts), label)
 
 
-def _make_item(parts: PathParts, path: AnyPath, *, label: int | str | None = None) -> Item:
+def _make_item(parts: PathParts, path: AnyPath, label: int | str | None = None) -> Item:
     """The item of an image file; different relative paths give different ids."""
     return Item(_escape("/".join(parts)), path, label)
 
@@ -295,16 +272,14 @@ def list_files(
     Real folders come before symbolic links to folders, and a link to a parent of `root` is not followed. All other
     entries are added to `skipped`. A pipe or device counts as a file: opening it fails with a reason.
     """
-    skipped = [] if skipped is None else skipped
-    found = _walk(root, suffixes, skipped, depth=depth)
+    found = _walk(root, tuple(suffixes), [] if skipped is None else skipped, depth)
     return sorted((*parts, name) for parts, names in found for name in names)
 
 
 def _walk(
-    root: Path, suffixes: Collection[str], skipped: list[PathParts], *, depth: int | None = None
+    root: Path, endings: tuple[str, ...], skipped: list[PathParts], depth: int | None = None
 ) -> Iterator[tuple[PathParts, list[str]]]:
     """The folders that hold such files, and the names of the files, at most `BATCH_ROWS` at a time."""
-    endings = tuple(suffixes)
     entered = {_identity(folder) for folder in root.resolve().parents}
     todo: deque[PathParts] = deque([()])
     while todo:
@@ -353,33 +328,28 @@ def _escape(name: str) -> str:
     return valid_utf8(name.replace("\\", "\\\\"))  # escape backslashes too, so that ids stay unique
 
 
-def _suffix(name: str) -> str:
-    return os.path.splitext(name)[1].lower()  # noqa: PTH122  # a Path per file is slow for a million files
-
-
 def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            yield from entries
-    except OSError as error:
-        raise _unreadable(folder, error) from error
+    with _readable(folder), os.scandir(folder) as entries:
+        yield from entries
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     """Whether it is a folder or a link to one; a link to nothing counts as a file, which is then reported missing."""
-    try:
+    with contextlib.suppress(OSError):
         return entry.is_dir()
-    except OSError:
-        return False
+    return False
 
 
 def _identity(folder: Path) -> tuple[int, int]:
-    try:
+    with _readable(folder):
         stat = folder.stat()
-    except OSError as error:
-        raise _unreadable(folder, error) from error
     return stat.st_dev, stat.st_ino
 
 
-def _unreadable(folder: Path, error: OSError) -> EquicamError:
-    return EquicamError(f"folder {str(folder)!r}", "to be readable", error.strerror, "its permissions")
+@contextlib.contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        what, got = f"folder {str(folder)!r}", error.strerror
+        raise EquicamError(what, "to be readable", got, "its permissions") from error

@@ -6,9 +6,9 @@ A decoder would give the first band of many, the first page of several, or 16 bi
 import mmap
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from math import prod
 
 from equicam.errors import EquicamError
 
@@ -16,21 +16,16 @@ MAX_PAGES = 10_000
 MAX_VALUES = 4096
 """Values read of one tag; more than any file has bands."""
 MAX_BANDS = 4
-GEO_FIX = "equicam audit … --tile 224 --bands 4,3,2 --scale 10000, with pip install 'equicam[geo]'"
+GEO_FIX = "equicam audit … --tile 224 --bands {}, with pip install 'equicam[geo]'"
 SLIDE_FIX = "equicam audit … --tile 224, with pip install 'equicam[wsi]'"
 COPY_FIX = "a copy as 8-bit RGB"
 
-SUBFILE, OLD_SUBFILE, WIDTH, HEIGHT, BITS, DESCRIPTION, BANDS, PLANES = 254, 255, 256, 257, 258, 270, 277, 284
-TILE_WIDTH, SUB_PAGES, SAMPLE_FORMAT, GEO_KEYS, GEO_TEXT, GDAL_NODATA, HAMAMATSU = (
-    322,
-    330,
-    339,
-    34735,
-    34737,
-    42113,
-    65420,
-)
-_READ = (SUBFILE, OLD_SUBFILE, WIDTH, HEIGHT, BITS, DESCRIPTION, BANDS, PLANES, TILE_WIDTH, SUB_PAGES, SAMPLE_FORMAT, GEO_KEYS, GEO_TEXT, GDAL_NODATA, HAMAMATSU)  # fmt: skip
+_READ = {
+    254: "subfile", 255: "old subfile", 256: "width", 257: "height", 258: "bits", 270: "description", 277: "bands",
+    284: "planes", 322: "tile width", 330: "sub-pages", 338: "extra", 339: "format", 34735: "geo keys", 34737: "geo text",
+    42113: "nodata", 65420: "hamamatsu",
+}  # fmt: skip
+"""The tags that are read; "extra" says which bands are transparency, for a hint alone."""
 _TYPES = {1: "B", 2: "s", 3: "H", 4: "I", 6: "b", 7: "s", 8: "h", 9: "i", 13: "I", 16: "Q", 17: "q", 18: "Q"}
 """The types of values in which these tags are written, as `struct` names them."""
 _FORMATS = {2: "signed integers", 3: "floating-point numbers", 5: "complex integers", 6: "complex numbers"}
@@ -45,6 +40,7 @@ class Page:
     bands: int
     bits: int  # of the widest band
     sample_format: int  # 1: unsigned integers
+    alpha: Collection[int]  # numbers, from 1, of the bands that are transparency
     is_copy: bool  # at reduced resolution, or a mask
     is_tiled: bool
     has_sub_pages: bool
@@ -71,32 +67,47 @@ def is_tiff(data: bytes) -> bool:
     return data[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 
+def pick_bands(count: int, alpha: Collection[int]) -> str:
+    """Three bands of a file to try, by number: 4,3,2 are red, green and blue of many satellites; none is transparency."""
+    colours = [band for band in range(1, count + 1) if band not in alpha]
+    first = colours[:3] if len(colours) > 2 else (colours or [1])[:1] * 3
+    return ",".join(map(str, [4, 3, 2] if {2, 3, 4} <= {*colours} else first))
+
+
 def refuse_unfaithful(data: bytes, what: str) -> None:
     """Raise an EquicamError for a TIFF that is damaged, or that is more than one image of 8 bits and at most 4 bands."""
     try:
         pages = read_pages(data)
-        first, *further = pages
+        first = pages[0]
         if first.width < 1 or first.height < 1:
             raise ValueError(f"{first.width:,} × {first.height:,} pixels")
     except (ValueError, struct.error) as error:
         got = "a tag beyond its end" if isinstance(error, struct.error) else error
         raise EquicamError(what, "a whole TIFF", got, "a fresh copy of it") from error
     full = [page for page in pages if not page.is_copy]
-    ome = first.is_ome
     slide = sum(page.is_tiled for page in full) > 1 or "Aperio" in first.description
     found = f"{first.bands} {'bands' if first.bands > 1 else 'band'} of {first.bits} bits"
     if first.sample_format in _FORMATS:
         found += f" ({_FORMATS[first.sample_format]})"
+    fix = COPY_FIX
+    if first.georeferenced and first.sample_format < 5:  # numbers that are not complex
+        scale = " --scale 1" if first.sample_format == 3 else " --scale 10000" if first.bits > 8 else ""
+        fix = GEO_FIX.format(pick_bands(first.bands, first.alpha) + scale)
+    if first.is_ome or slide:
+        fix = SLIDE_FIX
     if first.bands > MAX_BANDS or first.bits > 8 or first.sample_format in _FORMATS:
-        _refuse(what, found, ome=ome, slide=slide, geo=first.georeferenced)
-    if slide and len(pages) > 1:
-        _refuse(what, f"a slide of {len(pages)} pages", slide=True)
-    if [page for page in further if not page.is_copy]:
-        _refuse(what, f"{len(full)} pages, each an image", ome=ome, geo=first.georeferenced)
-    if first.is_copy and first.has_sub_pages:
-        _refuse(what, "a reduced copy of an image on a sub-page")
-    if ome and (planes := _ome_planes(first.description)) > first.bands:
-        _refuse(what, f"one of {planes} planes", ome=True)
+        got = found
+    elif slide and len(pages) > 1:
+        got = f"a slide of {len(pages)} pages"
+    elif not all(page.is_copy for page in pages[1:]):
+        got = f"{len(full)} pages, each an image"
+    elif first.is_copy and first.has_sub_pages:
+        got, fix = "a reduced copy of an image on a sub-page", COPY_FIX
+    elif first.is_ome and (planes := _ome_planes(first.description)) > first.bands:
+        got = f"one of {planes} planes"
+    else:
+        return
+    raise EquicamError(what, f"one image of 8 bits and at most {MAX_BANDS} bands", got, fix)
 
 
 def read_pages(data: bytes | mmap.mmap) -> list[Page]:
@@ -129,13 +140,46 @@ def _page(data: bytes | mmap.mmap, offset: int, order: str, big: bool) -> tuple[
     start = offset + struct.calcsize(count_type)
     end = start + count * entry_bytes
     _refuse_beyond(data, end, struct.calcsize(offset_type))
-    values: dict[int, tuple[int, ...] | bytes] = {}
+    values: dict[str, tuple[int, ...] | bytes] = {}
     for at in range(start, end, entry_bytes):
         tag, kind, number = struct.unpack_from(f"{order}HH{offset_type}", data, at)
-        if tag in _READ and number:
-            values[tag] = _values(data, at + entry_bytes, kind, number, order, offset_type)
+        if (name := _READ.get(tag)) and number:
+            try:
+                values[name] = _values(data, at + entry_bytes, kind, number, order, offset_type)
+            except (ValueError, struct.error):
+                if name != "extra":
+                    raise
     (following,) = struct.unpack_from(f"{order}{offset_type}", data, end)
-    return _described(values), int(following)
+
+    def numbers(name: str, default: int) -> Sequence[int]:
+        found = values.get(name, (default,))
+        if isinstance(found, bytes):
+            raise ValueError(f"text in its {name}")
+        return found
+
+    def text(name: str) -> str:
+        found = values.get(name, b"")
+        return found.decode("latin-1") if isinstance(found, bytes) else ""
+
+    bands, extra = numbers("bands", 1)[0], values.get("extra", ())
+    first_extra = bands - len(extra) + 1
+    page = Page(
+        width=numbers("width", 0)[0],
+        height=numbers("height", 0)[0],
+        bands=bands,
+        bits=max(numbers("bits", 1)),
+        sample_format=max(numbers("format", 1), key=lambda one: one in _FORMATS),
+        alpha=[band for band, kind in enumerate(extra, first_extra) if kind in (1, 2)],
+        is_copy=bool(numbers("subfile", 0)[0] & 0b101) or numbers("old subfile", 1)[0] == 2,
+        is_tiled="tile width" in values or "hamamatsu" in values,
+        has_sub_pages="sub-pages" in values,
+        georeferenced="geo keys" in values,
+        has_nodata="nodata" in values,
+        bands_apart=numbers("planes", 1)[0] == 2,
+        description=text("description"),
+        crs_text=text("geo text"),
+    )
+    return page, int(following)
 
 
 def _values(
@@ -155,50 +199,13 @@ def _values(
     return struct.unpack_from(f"{order}{min(number, MAX_VALUES)}{letter}", data, at)
 
 
-def _described(values: dict[int, tuple[int, ...] | bytes]) -> Page:
-    def numbers(tag: int, default: int) -> Sequence[int]:
-        found = values.get(tag, (default,))
-        if isinstance(found, bytes):
-            raise ValueError(f"text in tag {tag}")
-        return found
-
-    def text(tag: int) -> str:
-        found = values.get(tag, b"")
-        return found.decode("latin-1") if isinstance(found, bytes) else ""
-
-    subfile = numbers(SUBFILE, 0)[0]
-    return Page(
-        width=numbers(WIDTH, 0)[0],
-        height=numbers(HEIGHT, 0)[0],
-        bands=numbers(BANDS, 1)[0],
-        bits=max(numbers(BITS, 1)),
-        sample_format=max(numbers(SAMPLE_FORMAT, 1), key=lambda one: one in _FORMATS),
-        is_copy=bool(subfile & 0b101) or numbers(OLD_SUBFILE, 1)[0] == 2,
-        is_tiled=TILE_WIDTH in values or HAMAMATSU in values,
-        has_sub_pages=SUB_PAGES in values,
-        georeferenced=GEO_KEYS in values,
-        has_nodata=GDAL_NODATA in values,
-        bands_apart=numbers(PLANES, 1)[0] == 2,
-        description=text(DESCRIPTION),
-        crs_text=text(GEO_TEXT),
-    )
-
-
 def _ome_planes(description: str) -> int:
     """Channels × depths × times of the first image that OME-XML describes; 1 where it has none."""
     found = re.search(r"<(?:\w+:)?Pixels\b[^>]{0,4000}", description)
     sizes = re.findall(r'\bSize[CZT]="(\d{1,9})"', found[0]) if found else ()
-    planes = 1
-    for size in sizes:
-        planes *= max(1, int(size))
-    return planes
+    return prod(max(1, int(size)) for size in sizes)
 
 
 def _refuse_beyond(data: bytes | mmap.mmap, offset: int, size: int) -> None:
     if offset + size > len(data):
         raise ValueError(f"an offset of {offset:,} in {len(data):,} bytes")
-
-
-def _refuse(what: str, got: str, *, ome: bool = False, slide: bool = False, geo: bool = False) -> NoReturn:
-    fix = SLIDE_FIX if ome or slide else GEO_FIX if geo else COPY_FIX
-    raise EquicamError(what, f"one image of 8 bits and at most {MAX_BANDS} bands", got, fix)

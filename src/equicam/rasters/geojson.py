@@ -37,14 +37,12 @@ def read_features(data: bytes, what: str) -> tuple[list[Any], Mapping[str, Any]]
         raise EquicamError(what, "GeoJSON", got, "exporting it again, as GeoJSON") from error
     if isinstance(found, list):
         return found, {}
-    features = found.get("features") if isinstance(found, dict) else None
     if isinstance(found, dict) and found.get("type") == "Feature":
         return [found], {}
-    if not isinstance(features, list):
-        raise EquicamError(
-            what, "a FeatureCollection or a list of features", type(found).__name__, "exporting it again"
-        )
-    return features, found
+    if not isinstance(found, dict) or not isinstance(found.get("features"), list):
+        needs = "a FeatureCollection or a list of features"
+        raise EquicamError(what, needs, type(found).__name__, "exporting it again")
+    return found["features"], found
 
 
 def _unpack(data: bytes) -> bytes:
@@ -68,9 +66,8 @@ def _parse(data: bytes) -> Any:
         nonlocal constants
         measured = found.pop("measurements", None)
         rows = measured if isinstance(measured, list) else [measured]
-        constants -= sum(
-            isinstance(v, _NotANumber) for row in rows if isinstance(row, dict) for v in row.values()
-        )
+        values = (value for row in rows if isinstance(row, dict) for value in row.values())
+        constants -= sum(isinstance(value, _NotANumber) for value in values)
         return found
 
     found = json.loads(data, parse_constant=count, object_hook=forgive)
@@ -108,14 +105,12 @@ def read_regions(info: RasterInfo, path: AnyPath, regions: str) -> list[tuple[st
                 raise ValueError("a ring without points")
             label = _region_label(feature.get("properties") or {})
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            raise EquicamError(
-                what, "areas with rings of points", f"feature {number}, which has none", "exporting it again"
-            ) from error
+            got = f"feature {number}, which has none"
+            raise EquicamError(what, "areas with rings of points", got, "exporting it again") from error
         found.append((label, [_to_pixels(info, ring, crs, what) for ring in rings]))
     if not found:
-        raise EquicamError(
-            what, "at least one polygon", f"{len(features):,} features without one", "an export of QuPath or QGIS",
-        )  # fmt: skip
+        got = f"{len(features):,} features without one"
+        raise EquicamError(what, "at least one polygon", got, "an export of QuPath or QGIS")
     return found
 
 
@@ -130,19 +125,16 @@ def _crs(collection: Mapping[str, Any], what: str) -> str:
         return LONGITUDE_LATITUDE
     if code := re.search(r"EPSG:+(\d{4,6})$", name):
         return f"EPSG:{code[1]}"
-    raise EquicamError(
-        what, "longitude and latitude, or a crs by its EPSG code", name[:80], "saving it as EPSG:4326"
-    )
+    needs = "longitude and latitude, or a crs by its EPSG code"
+    raise EquicamError(what, needs, name[:80], "saving it as EPSG:4326")
 
 
 def _region_label(properties: dict[str, Any]) -> str | None:
-    classification = properties.get("classification")
+    name, classification = properties.get("label"), properties.get("classification")
     if isinstance(classification, dict):
         names = classification.get("names")
         joined = ": ".join(map(str, names)) if isinstance(names, list) and names else None
         name = classification.get("name", joined)
-    else:
-        name = properties.get("label")
     return str(name)[:200] if name is not None else None
 
 
@@ -154,10 +146,8 @@ def _to_pixels(info: RasterInfo, ring: Ring, crs: str, what: str) -> Ring:
     from rasterio.warp import transform
 
     if crs == LONGITUDE_LATITUDE and not (np.abs(ring) <= (360, 90)).all():
-        raise EquicamError(
-            what, "longitude and latitude in degrees, or a crs", f"{ring[0, 0]:g}, {ring[0, 1]:g}",
-            "saving it as EPSG:4326",
-        )  # fmt: skip
+        needs, got = "longitude and latitude in degrees, or a crs", f"{ring[0, 0]:g}, {ring[0, 1]:g}"
+        raise EquicamError(what, needs, got, "saving it as EPSG:4326")
     x, y = transform(crs, info.crs, ring[:, 0].tolist(), ring[:, 1].tolist())
     a, b, c, d, e, f = info.transform
     matrix = np.linalg.inv(np.array([[a, b], [d, e]]))

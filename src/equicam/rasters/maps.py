@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from equicam.errors import EquicamError
 from equicam.images import limited
 from equicam.images.files import AnyPath, RemotePath, read_file
-from equicam.rasters.raster import Pixels, Raster, RasterInfo, plain_crs, refuse_large_tile
+from equicam.rasters.raster import Bands, Pixels, Raster, RasterInfo, bad_raster, plain_crs, square_side
 
 TIFF, JPEG2000 = "GTiff", "JP2OpenJPEG"
 """The only drivers: others, such as VRT, name further files or addresses, and a file is not obeyed."""
@@ -49,20 +49,14 @@ class GeoRaster(Raster):
         _leave_alone()
         with rasterio.Env(GDAL_CACHEMAX=CACHE_BYTES, GDAL_NUM_THREADS=1, **ALONE), warnings.catch_warnings():
             warnings.simplefilter("ignore", NotGeoreferencedWarning)  # such files are rasters too
-            where: tuple[Any, dict[str, Any]]
             if isinstance(path, RemotePath):
                 system, inner = path.file_system()
-                where = (inner, {"opener": system})
+                open_ = partial(rasterio.open, inner, driver=driver, opener=system)
             else:  # from the root, because GDAL reads a name that begins with GTIFF_DIR: otherwise
-                where = (path.absolute(), {})
-            open_ = partial(rasterio.open, where[0], driver=driver, **where[1])
+                open_ = partial(rasterio.open, path.absolute(), driver=driver)
             self._levels: list[Any] = [open_()]
             try:
-                self.info = self._describe(path)
-                self.info = replace(
-                    self.info,
-                    notes=(*(notes if self._levels[0].transform.is_identity else ()), *self.info.notes),
-                )
+                self.info = self._describe(path, notes)
                 masks = self._levels[0].mask_flag_enums
                 self._always_valid = [[flag.name for flag in one] == ["all_valid"] for one in masks]
                 self._all_valid = all(self._always_valid)
@@ -70,43 +64,39 @@ class GeoRaster(Raster):
                 self._bands_apart = self._levels[0].profile.get("interleave") == "band"
                 self._block_sizes = [one.block_shapes[0] for one in self._levels]
                 for high, wide in self._block_sizes:
-                    refuse_large_tile(path, wide, high)
+                    self._refuse_large_tile(path, wide, high)
             except BaseException:
                 self.close()
                 raise
 
-    def _describe(self, path: AnyPath) -> RasterInfo:
+    def _describe(self, path: AnyPath, notes: tuple[str, ...]) -> RasterInfo:
         import rasterio
 
         data = self._levels[0]
         if data.tags(ns="OVERVIEWS"):
-            raise EquicamError(
-                f"raster {str(path)!r}", "all its pixels in it", "one that names overviews in another file",
-                "a copy with its own overviews (gdal_translate -of COG)",
-            )  # fmt: skip
+            fix = "a copy with its own overviews (gdal_translate -of COG)"
+            raise bad_raster(path, "all its pixels in it", "one that names overviews in another file", fix)
         types = set(data.dtypes)
         if len(types) != 1 or not 1 <= data.count <= MAX_BANDS or "complex" in min(types):
-            raise EquicamError(
-                f"raster {str(path)!r}", "bands of one real type", f"{data.count} bands, {sorted(types)}",
-                "a copy with one type",
-            )  # fmt: skip
-        (kind,) = types
+            got = f"{data.count} bands, {sorted(types)}"
+            raise bad_raster(path, "bands of one real type", got, "a copy with one type")
         names = [text or "" for text in data.descriptions]
         unique = all(names) and len({n.casefold() for n in names}) == len(names)
         colours = tuple(one.name for one in data.colorinterp)
         bands = tuple(names) if unique else colours if set(colours[:3]) == {"red", "green", "blue"} else ()
         if len(set(bands)) != data.count:
             bands = tuple(str(i + 1) for i in range(data.count))
-        a, b, _, d, e, _ = tuple(data.transform)[:6]
-        across, down = float(np.hypot(a, d)), float(np.hypot(b, e))
-        placed = data.crs is not None and across > 0 and abs(across - down) <= 0.02 * max(across, down)
+        transform = tuple(map(float, tuple(data.transform)[:6]))
+        a, b, _, d, e, _ = transform
+        side = square_side(float(np.hypot(a, d)), float(np.hypot(b, e))) or None
         return RasterInfo(
-            "map", data.width, data.height, bands, kind, f"rasterio {rasterio.__version__}, GDAL {rasterio.__gdal_version__}",
-            downsamples=(1.0,),
-            mpp=(across + down) / 2 if placed else None,
+            "map", data.width, data.height, bands, types.pop(),
+            f"rasterio {rasterio.__version__}, GDAL {rasterio.__gdal_version__}",
+            mpp=None if data.crs is None else side,
+            alpha=tuple(i for i, colour in enumerate(colours, 1) if colour == "alpha"),
             crs=None if data.crs is None else plain_crs(data.crs.to_string(), f"raster {str(path)!r}"),
-            transform=tuple(float(v) for v in tuple(data.transform)[:6]),
-            notes=_scaled(data),
+            transform=transform,
+            notes=(*(notes if data.transform.is_identity else ()), *_scaled(data)),
         )  # fmt: skip
 
     def _open_overviews(self, open_: Callable[..., Any]) -> list[int]:
@@ -129,9 +119,7 @@ class GeoRaster(Raster):
         """Width and height of a level."""
         return self._levels[level].width, self._levels[level].height
 
-    def read_level(
-        self, level: int, x: int, y: int, width: int, height: int, bands: tuple[int, ...]
-    ) -> Pixels:
+    def read_level(self, level: int, x: int, y: int, width: int, height: int, bands: Bands) -> Pixels:
         """Whole pixels of a level; nodata, masks and transparency are not valid, and neither is NaN."""
         data, window = self._levels[level], ((y, y + height), (x, x + width))
         wanted = [b + 1 for b in bands]
@@ -189,21 +177,16 @@ def _leave_alone() -> None:
     _env._have_registered_drivers = False  # once more, now without them
     environment.start()
     if others := {*environment.drivers()} - {TIFF, JPEG2000}:
-        raise EquicamError(
-            "rasterio", f"to be left with the drivers {TIFF} and {JPEG2000}", f"{len(others)} more",
-            "pip install 'rasterio<1.5'",
-        )  # fmt: skip
+        needs, got = f"to be left with the drivers {TIFF} and {JPEG2000}", f"{len(others)} more"
+        raise EquicamError("rasterio", needs, got, "pip install 'rasterio<1.5'")
 
 
 def _notes_of_companions(path: Path) -> tuple[str, ...]:
     """Refuse a file that others next to it complete; what only places it is a note. None of them is ever used."""
-    what = f"raster {str(path)!r}"
     for mask in (path.with_name(f"{path.name}.msk"), path.with_name(f"{path.name}.MSK")):
         if mask.exists():
-            raise EquicamError(
-                what, "its mask in it", f"one in {mask.name!r}",
-                "gdal_translate --config GDAL_TIFF_INTERNAL_MASK YES, into a new file",
-            )  # fmt: skip
+            fix = "gdal_translate --config GDAL_TIFF_INTERNAL_MASK YES, into a new file"
+            raise bad_raster(path, "its mask in it", f"one in {mask.name!r}", fix)
     aux = path.with_name(f"{path.name}.aux.xml")
     if aux.exists():
         try:
@@ -212,31 +195,22 @@ def _notes_of_companions(path: Path) -> tuple[str, ...]:
         except ElementTree.ParseError:
             root = ElementTree.Element("none")  # GDAL ignores it too
         named = {one.tag for one in root.iter()} & {*_CHANGING}
-        named |= {
-            "overviews" for one in root.iter("Metadata") if one.get("domain", "").upper() == "OVERVIEWS"
-        }
+        if "OVERVIEWS" in {one.get("domain", "").upper() for one in root.iter("Metadata")}:
+            named.add("overviews")
         if named:
-            raise EquicamError(
-                what, "everything about its pixels in it", f"{', '.join(sorted(named))} in {aux.name!r}",
-                "gdal_translate into a new file, which takes it in, or removing that file",
-            )  # fmt: skip
+            got = f"{', '.join(sorted(named))} in {aux.name!r}"
+            fix = "gdal_translate into a new file, which takes it in, or removing that file"
+            raise bad_raster(path, "everything about its pixels in it", got, fix)
     letters = path.suffix[1:]
-    worlds = (f"{letters[:1]}{letters[-1:]}w", f"{letters}w", "wld")
-    found = next(
-        (path.with_suffix(f".{one}") for one in worlds if path.with_suffix(f".{one}").exists()), None
-    )
-    return (
-        ()
-        if found is None
-        else (f"its place is in {found.suffix} and is not read; gdal_translate puts it into the file",)
-    )
+    worlds = (f".{letters[:1]}{letters[-1:]}w", f".{letters}w", ".wld")
+    found = [world for world in worlds if path.with_suffix(world).exists()]
+    note = "its place is in {} and is not read; gdal_translate puts it into the file"
+    return tuple(map(note.format, found[:1]))
 
 
 def _scaled(data: Any) -> tuple[str, ...]:
     """A note where bands have a scale or an offset of their own."""
-    scales, offsets = data.scales, data.offsets
-    if all(one == 1 for one in scales) and all(one == 0 for one in offsets):
+    if {*data.scales} == {1} and {*data.offsets} == {0}:
         return ()
-    return (
-        f"its tags say scale {scales[0]:g} and offset {offsets[0]:g}, which are not applied: --scale divides values as stored",
-    )
+    stated = f"scale {data.scales[0]:g} and offset {data.offsets[0]:g}"
+    return (f"its tags say {stated}, which are not applied: --scale divides values as stored",)

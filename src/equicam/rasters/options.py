@@ -23,8 +23,7 @@ class Input:
     scale: int | float | None = None  # divides values before mean and std; None: 255, of 8-bit files only
     mean: Any = None
     std: Any = None
-    # micrometres a pixel of slides, map units a pixel of maps; None: as stored
-    mpp: int | float | None = None
+    mpp: int | float | None = None  # micrometres a pixel of slides, units a pixel of maps; None: as stored
     display: Any = None  # one or three bands for people; None: the first three of `bands`
 
     def __post_init__(self) -> None:
@@ -40,10 +39,11 @@ class Input:
             raise EquicamError("display", "one or three bands", len(self.display), "4,3,2")
         for name in ("mean", "std"):
             value = getattr(self, name)
-            object.__setattr__(self, name, None if value is None else tuple(float(one) for one in value))
-            if value is not None and not all(math.isfinite(one) for one in getattr(self, name)):
+            numbers = None if value is None else tuple(map(float, value))
+            object.__setattr__(self, name, numbers)
+            if not all(map(math.isfinite, numbers or ())):
                 raise EquicamError(name, "finite numbers", value, "one for each band")
-        if self.std is not None and not all(one > 0 for one in self.std):
+        if self.std is not None and min(self.std, default=1) <= 0:
             raise EquicamError("std", "numbers above 0", self.std, "one for each band")
         for name in ("scale", "mpp"):
             _positive(name, getattr(self, name))
@@ -61,8 +61,7 @@ class Tiling:
     """How rasters become windows: their size in the model's pixels, where they lie, and which are left out."""
 
     tile: int  # pixels a side of what the model sees
-    # model pixels from one window to the next; disc: the inscribed discs cover the plane
-    stride: int | str = "tile"
+    stride: int | str = "tile"  # model pixels to the next window; disc: the inscribed discs cover the plane
     tissue: int | float = 0.0  # least share of a slide's window that is tissue
     valid: int | float = 0.5  # least share of a window that has data
     mpp_is: int | float | None = None  # of rasters that do not say theirs
@@ -72,9 +71,8 @@ class Tiling:
     def __post_init__(self) -> None:
         if not isinstance(self.tile, int) or not 2 <= self.tile <= MAX_TILE:
             raise EquicamError("tile", f"2 to {MAX_TILE} pixels", self.tile, "--tile 224")
-        if self.stride not in ("tile", "disc") and not (
-            isinstance(self.stride, int) and 1 <= self.stride <= MAX_TILE
-        ):
+        in_pixels = isinstance(self.stride, int) and 1 <= self.stride <= MAX_TILE
+        if self.stride not in ("tile", "disc") and not in_pixels:
             raise EquicamError("stride", "disc, or a number of pixels", repr(self.stride), "--stride disc")
         for name in ("tissue", "valid"):
             if not 0 <= getattr(self, name) <= 1:

@@ -32,13 +32,13 @@ MAX_READ_PIXELS = 64_000_000
 """Of one level, for one window: a raster without coarser levels is not read whole to shrink it. Of one tile, which is decoded whole."""
 MAX_CRS = 100_000
 _CRS = re.compile(r"[A-Za-z]{2,12}:[0-9]{1,9}$|\s*[A-Za-z_]{4,20}\s*[\[(]")
-_CRS_FILES = re.compile(
-    r"PARAMETERFILE|EXTENSION|grids|grid(shift)?_?file|\.gsb|\.gtx|\+init|://|/vsi", re.IGNORECASE
-)
+_CRS_FILES = re.compile(r"(?i)PARAMETERFILE|EXTENSION|grids|grid(shift)?_?file|\.gsb|\.gtx|\+init|://|/vsi")
 THUMBNAIL_PX = 1024
 BLOCK_PX = 256
 
 Number = int | float
+Bands = tuple[int, ...]
+"""Positions of bands, from 0."""
 Area = tuple[Number, Number, Number, Number]
 """Left, top, right and bottom, in pixels of level 0."""
 
@@ -55,9 +55,9 @@ class RasterInfo:
     reader: str  # the library that reads it, and its version
     downsamples: tuple[Number, ...] = (1.0,)  # of its levels
     mpp: Number | None = None  # micrometres a pixel of slides, units of the coordinates a pixel of maps
+    alpha: tuple[int, ...] = ()  # numbers, from 1, of the bands that are transparency
     crs: str | None = None  # of maps, as WKT or an authority's code
-    # a b c d e f: x = a·column + b·row + c, y = d·column + e·row + f
-    transform: tuple[Number, ...] | None = None
+    transform: tuple[Number, ...] | None = None  # a … f: x = a·column + b·row + c, y = d·column + e·row + f
     origin: tuple[Number, Number] = (0.0, 0.0)  # where QuPath's coordinates begin, in ours
     series: str | None = None  # of a slide in several DICOM files, the same for each of them
     notes: tuple[str, ...] = ()  # what of the file is not applied, for people
@@ -77,9 +77,7 @@ class Raster(ABC):
     info: RasterInfo
 
     @abstractmethod
-    def read_level(
-        self, level: int, x: int, y: int, width: int, height: int, bands: tuple[int, ...]
-    ) -> Pixels:
+    def read_level(self, level: int, x: int, y: int, width: int, height: int, bands: Bands) -> Pixels:
         """Whole pixels of a level, which lie inside it."""
 
     @abstractmethod
@@ -90,11 +88,18 @@ class Raster(ABC):
     def close(self) -> None:
         """Let go of the file."""
 
-    def band_indices(self, names: tuple[str, ...]) -> tuple[int, ...]:
+    @staticmethod
+    def _refuse_large_tile(path: AnyPath, width: int, height: int) -> None:
+        """Raise an EquicamError for a tile or strip that would take gigabytes to decode, whatever part of it is wanted."""
+        if width * height > MAX_READ_PIXELS:
+            needs, got = f"tiles of at most {MAX_READ_PIXELS:,} pixels", f"{width:,} × {height:,}"
+            raise bad_raster(path, needs, got, "a tiled copy (gdal_translate -co TILED=YES)")
+
+    def band_indices(self, names: tuple[str, ...]) -> Bands:
         """Positions of bands given by name or by number from 1."""
         return _band_indices(self.info.bands, names)
 
-    def read(self, box: Area, size: tuple[int, int], bands: tuple[int, ...]) -> Pixels:
+    def read(self, box: Area, size: tuple[int, int], bands: Bands) -> Pixels:
         """A box inside the raster as an image of this size (width, height).
 
         The next finer level is resampled by the exact ratio, antialiased where it shrinks. A box on whole pixels that keeps
@@ -105,36 +110,28 @@ class Raster(ABC):
         level = bisect_right(self.info.downsamples, ratio * (1 + 1e-9)) - 1 if ratio >= 1 else 0
         wide, high = self.level_size(level) if level else (self.info.width, self.info.height)
         across, down = self.info.width / wide, self.info.height / high
-        left, top, right, bottom = x0 / across, y0 / down, x1 / across, y1 / down
-        whole = [round(v) for v in (left, top, right, bottom)]
-        exact = (
-            max(abs(a - b) for a, b in zip(whole, (left, top, right, bottom), strict=True)) < 1e-6
-            and (whole[2] - whole[0], whole[3] - whole[1]) == size
-        )
-        if exact:
-            return self._checked(level, whole[0], whole[1], *size, bands)
+        left, top, right, bottom = edges = x0 / across, y0 / down, x1 / across, y1 / down
+        first_x, first_y, last_x, last_y = map(round, edges)
+        on_pixels = max(abs(edge - round(edge)) for edge in edges) < 1e-6
+        if on_pixels and (last_x - first_x, last_y - first_y) == size:
+            return self._checked(level, first_x, first_y, *size, bands)
         reach = 2 * max(1.0, (right - left) / size[0], (bottom - top) / size[1])  # of the filter
         first_x, first_y = max(0, math.floor(left - reach)), max(0, math.floor(top - reach))
-        last_x, last_y = min(wide, math.ceil(right + reach)), min(high, math.ceil(bottom + reach))
-        found = self._checked(level, first_x, first_y, last_x - first_x, last_y - first_y, bands)
-        inner = (
-            max(0.0, left - first_x),
-            max(0.0, top - first_y),
-            min(float(last_x - first_x), right - first_x),
-            min(float(last_y - first_y), bottom - first_y),
-        )
-        return resample(found, inner, size)
+        width = min(wide, math.ceil(right + reach)) - first_x
+        height = min(high, math.ceil(bottom + reach)) - first_y
+        found = self._checked(level, first_x, first_y, width, height, bands)
+        start = max(0.0, left - first_x), max(0.0, top - first_y)
+        return resample(found, (*start, min(width, right - first_x), min(height, bottom - first_y)), size)
 
-    def _checked(self, level: int, x: int, y: int, width: int, height: int, bands: tuple[int, ...]) -> Pixels:
+    def _checked(self, level: int, x: int, y: int, width: int, height: int, bands: Bands) -> Pixels:
         if width * height > MAX_READ_PIXELS:
-            raise EquicamError(
-                "a window", f"at most {MAX_READ_PIXELS:,} pixels of the file", f"{width:,} × {height:,}",
-                "a raster with coarser levels (a pyramid), or a smaller --mpp",
-            )  # fmt: skip
+            needs, got = f"at most {MAX_READ_PIXELS:,} pixels of the file", f"{width:,} × {height:,}"
+            fix = "a raster with coarser levels (a pyramid), or a smaller --mpp"
+            raise EquicamError("a window", needs, got, fix)
         with refusing("a window", "a part of the file that can be read"):
             return self.read_level(level, x, y, width, height, bands)
 
-    def thumbnail(self, bands: tuple[int, ...], side: int = THUMBNAIL_PX) -> "Thumbnail":
+    def thumbnail(self, bands: Bands, side: int = THUMBNAIL_PX) -> "_Thumbnail":
         """The whole raster in a small image; cheap, not exact, and with holes where the file cannot be read."""
         info = self.info
         shrink = max(1.0, max(info.width, info.height) / side)
@@ -143,17 +140,17 @@ class Raster(ABC):
         wide, high = self.level_size(level)
         if wide * high > MAX_READ_PIXELS // 2:  # there is no coarse level: some pixels of some rows
             size = (max(1, size[0] // 4), max(1, size[1] // 4))
-            places = [(0, int((i + 0.5) * high / size[1]), wide, 1) for i in range(size[1])]
-            whole = self._read_parts(level, places, (wide, size[1]), bands, rows=True)
+            places = [(0, int((i + 0.5) * high / size[1]), wide, 1, i) for i in range(size[1])]
+            whole = self._read_parts(level, places, (wide, size[1]), bands)
             columns = [int((i + 0.5) * wide / size[0]) for i in range(size[0])]
             pixels = Pixels(whole.pixels.values[..., columns], whole.pixels.valid[:, columns])
-            return Thumbnail(pixels, info.width / size[0], whole.unread[:, columns])
+            return _Thumbnail(pixels, info.width / size[0], whole.unread[:, columns])
         try:
             found = self.read_level(level, 0, 0, wide, high, bands)
             unread = np.zeros((high, wide), bool)
         except Exception:  # noqa: BLE001  # some of it is damaged: the rest is read block by block
             places = [
-                (x, y, min(BLOCK_PX, wide - x), min(BLOCK_PX, high - y))
+                (x, y, min(BLOCK_PX, wide - x), min(BLOCK_PX, high - y), y)
                 for y in range(0, high, BLOCK_PX)
                 for x in range(0, wide, BLOCK_PX)
             ]
@@ -161,23 +158,22 @@ class Raster(ABC):
             found, unread = parts.pixels, parts.unread
         small = resample(found, (0, 0, wide, high), size)
         hole = _resize(unread.astype(np.float32), (0, 0, wide, high), size) > 0
-        return Thumbnail(small, info.width / size[0], hole)
+        return _Thumbnail(small, info.width / size[0], hole)
 
-    def value_range(self, bands: tuple[int, ...]) -> tuple[tuple[float, float], ...]:
+    def value_range(self, bands: Bands) -> tuple[tuple[float, float], ...]:
         """What is black and white in images of it: 0 and 255 of 8 bits, else the 2nd and 98th percentile of all of it."""
+        if self.info.dtype == "uint8":
+            return ((0.0, 255.0),) * len(bands)
         if bands not in self._ranges:
             self._ranges[bands] = tuple(self._percentiles(bands))
         return self._ranges[bands]
 
     @cached_property
-    def _ranges(self) -> dict[tuple[int, ...], tuple[tuple[float, float], ...]]:
+    def _ranges(self) -> dict[Bands, tuple[tuple[float, float], ...]]:
         """Ranges by bands; they end with the raster, so that nothing keeps its file open."""
         return {}
 
-    def _percentiles(self, bands: tuple[int, ...]) -> Iterator[tuple[float, float]]:
-        if self.info.dtype == "uint8":
-            yield from ((0.0, 255.0),) * len(bands)
-            return
+    def _percentiles(self, bands: Bands) -> Iterator[tuple[float, float]]:
         found = self.thumbnail(bands, 512).pixels
         for band in found.values:
             known = band[found.valid]
@@ -185,28 +181,21 @@ class Raster(ABC):
             yield float(low), float(high if high > low else low + 1)
 
     def _read_parts(
-        self,
-        level: int,
-        places: Sequence[tuple[int, int, int, int]],
-        size: tuple[int, int],
-        bands: tuple[int, ...],
-        *,
-        rows: bool = False,
-    ) -> "Thumbnail":
-        """Parts of a level put together, row under row or each in its place; what cannot be read is marked."""
-        values = np.zeros((len(bands), size[1], size[0]), self.info.dtype)
+        self, level: int, places: Sequence[tuple[int, ...]], size: tuple[int, int], bands: Bands
+    ) -> "_Thumbnail":
+        """Parts of a level (x, y, width, height, and the row where it goes) put together; what cannot be read is marked."""
+        values = np.zeros((len(bands), *size[::-1]), self.info.dtype)
         valid, unread = np.zeros(size[::-1], bool), np.ones(size[::-1], bool)
-        for i, (x, y, width, height) in enumerate(places):
+        for x, y, width, height, row in places:
             with suppress(Exception):
-                one = self.read_level(level, x, y, width, height, bands)
-                top = i if rows else y
-                here = (slice(top, top + height), slice(x, x + width))
-                values[(slice(None), *here)], valid[here], unread[here] = one.values, one.valid, False
-        return Thumbnail(Pixels(values, valid), 1.0, unread)
+                part = self.read_level(level, x, y, width, height, bands)
+                here = (slice(row, row + height), slice(x, x + width))
+                values[:, *here], valid[here], unread[here] = part.values, part.valid, False
+        return _Thumbnail(Pixels(values, valid), 1.0, unread)
 
 
 @dataclass(frozen=True)
-class Thumbnail:
+class _Thumbnail:
     """A small image of a whole raster."""
 
     pixels: Pixels
@@ -214,48 +203,41 @@ class Thumbnail:
     unread: NDArray[np.bool_]  # where the file cannot be read
 
 
-def refuse_large_tile(path: AnyPath, width: int, height: int) -> None:
-    """Raise an EquicamError for a tile or strip that would take gigabytes to decode, whatever part of it is wanted."""
-    if width * height > MAX_READ_PIXELS:
-        raise EquicamError(
-            f"raster {str(path)!r}", f"tiles of at most {MAX_READ_PIXELS:,} pixels", f"{width:,} × {height:,}",
-            "a tiled copy (gdal_translate -co TILED=YES)",
-        )  # fmt: skip
+def bad_raster(path: object, needs: str, got: object, fix: str) -> EquicamError:
+    """Why the raster in a file cannot be read."""
+    return EquicamError(f"raster {str(path)!r}", needs, got, fix)
+
+
+def square_side(across: float, down: float) -> float | None:
+    """The side of pixels that are square to 2 %, else None."""
+    return (across + down) / 2 if abs(across - down) <= 0.02 * max(across, down) else None
 
 
 def plain_crs(crs: str, what: str) -> str:
     """A coordinate system as a code or as WKT; one that names files or addresses is refused, because GDAL would open them."""
-    if len(crs) > MAX_CRS or not _CRS.match(crs):
-        raise _bad_crs(crs, what)
-    _refuse_crs_files(crs, what)
+    _refuse_crs_files(crs, what, odd=len(crs) > MAX_CRS or not _CRS.match(crs))
     return crs
 
 
-def _refuse_crs_files(text: str, what: str) -> None:
+def _refuse_crs_files(text: str, what: str, *, odd: bool = False) -> None:
     """Refuse what a file says of its coordinates if that names files: PROJ opens grids even where nothing is transformed."""
-    if _CRS_FILES.search(text):
-        raise _bad_crs(text, what)
-
-
-def _bad_crs(crs: str, what: str) -> EquicamError:
-    return EquicamError(
-        what, "a coordinate system by its code, or as WKT without grid files", repr(crs[:80]),
-        "assigning one by its EPSG code (gdal_translate -a_srs EPSG:32618)",
-    )  # fmt: skip
+    if odd or _CRS_FILES.search(text):
+        needs = "a coordinate system by its code, or as WKT without grid files"
+        fix = "assigning one by its EPSG code (gdal_translate -a_srs EPSG:32618)"
+        raise EquicamError(what, needs, repr(text[:80]), fix)
 
 
 @lru_cache(maxsize=64)
-def _band_indices(bands: tuple[str, ...], names: tuple[str, ...]) -> tuple[int, ...]:
+def _band_indices(bands: tuple[str, ...], names: tuple[str, ...]) -> Bands:
     known = {name.casefold(): i for i, name in enumerate(bands)}
     found: list[int] = []
     for name in names:
         by_number = int(name) - 1 if name.isdecimal() and len(name) < 6 else -1
         place = known.get(name.casefold(), by_number)
         if not 0 <= place < len(bands):
-            raise EquicamError(
-                f"band {name!r}", f"one of {', '.join(bands[:20])}, or a number from 1", "no such band",
-                "--bands with names or numbers of the file",
-            )  # fmt: skip
+            needs = f"one of {', '.join(bands[:20])}, or a number from 1"
+            fix = "--bands with names or numbers of the file"
+            raise EquicamError(f"band {name!r}", needs, "no such band", fix)
         found.append(place)
     return tuple(found)
 
@@ -294,85 +276,62 @@ def open_raster(path: AnyPath) -> Raster:
     A map at a URL is read by ranges of bytes; a slide must be on a disk.
     """
     what = f"raster {str(path)!r}"
-    if isinstance(path, RemotePath):
-        return _open_remote(path, what)
     with suppress(OSError), _lock:
-        if (key := _key(path, path.stat())) in _opened:
+        if (key := _key(path, None if isinstance(path, RemotePath) else path.stat())) in _opened:
             _opened.move_to_end(key)
             return _opened[key]
-    with open_regular(path, what) as file:
-        head, key = file.read(4096), _key(path, os.fstat(file.fileno()))
+    if isinstance(path, RemotePath):
+        head = path.read_bytes(4096)
+    else:
+        with open_regular(path, what) as file:
+            head, key = file.read(4096), _key(path, os.fstat(file.fileno()))
     with refusing(what, "a file that can be read"):
         raster = _open(path, head, what)
-    _keep(key, raster)
-    return raster
-
-
-def _open_remote(path: RemotePath, what: str) -> Raster:
-    key = (os.getpid(), path.url)
-    with _lock:
-        if key in _opened:
-            return _opened[key]
-    head = path.read_start(4096)
-    if not (is_tiff(head) or _is_jpeg2000(head)):
-        raise EquicamError(
-            what, "a GeoTIFF or JPEG 2000, where it is at a URL", "bytes of another format", "a copy on a disk",
-        )  # fmt: skip
-    with refusing(what, "a file that can be read"):
-        raster = _open_map(path, what, jpeg2000=_is_jpeg2000(head))
-    _keep(key, raster)
-    return raster
-
-
-def _keep(key: tuple[object, ...], raster: Raster) -> None:
     with _lock:
         _opened[key] = raster
         while len(_opened) > MAX_OPEN:
             _opened.popitem(last=False)  # closed when nobody reads it any more
+    return raster
 
 
-def _is_jpeg2000(head: bytes) -> bool:
-    return head[4:8] == b"jP  " or head[:4] == b"\xff\x4f\xff\x51"
-
-
-def _key(path: Path, stat: os.stat_result) -> tuple[object, ...]:
+def _key(path: AnyPath, stat: os.stat_result | None) -> tuple[object, ...]:
     """What is open: this file as it is now, in this process, because a forked one must open its own."""
-    return os.getpid(), str(path), stat.st_mtime_ns, stat.st_size
+    return os.getpid(), str(path), stat and stat.st_mtime_ns, stat and stat.st_size
 
 
-def _open(path: Path, head: bytes, what: str) -> Raster:
+def _open(path: AnyPath, head: bytes, what: str) -> Raster:
     """One reader for each content; a file is never given to another because the right one is not installed."""
-    if _is_jpeg2000(head):
+    jpeg2000 = head[4:8] == b"jP  " or head[:4] == b"\xff\x4f\xff\x51"
+    if isinstance(path, RemotePath):
+        if not (is_tiff(head) or jpeg2000):
+            needs = "a GeoTIFF or JPEG 2000, where it is at a URL"
+            raise EquicamError(what, needs, "bytes of another format", "a copy on a disk")
+        return _open_map(path, what, jpeg2000=jpeg2000)
+    if jpeg2000:
         _refuse_crs_files(_geo_boxes(path), what)
         return _open_map(path, what, jpeg2000=True)
     is_dicom = head[128:132] == b"DICM"
     if not is_tiff(head) or is_dicom:
         if _vendor(path, head, what) is None:
-            raise EquicamError(
-                what, "a slide (svs, ndpi, mrxs, scn, bif, DICOM, OME-TIFF), a GeoTIFF or a JPEG 2000",
-                "a DICOM file that is no slide" if is_dicom else "bytes of no format we know",
-                "no --tile, if it is an image",
-            )  # fmt: skip
+            needs = "a slide (svs, ndpi, mrxs, scn, bif, DICOM, OME-TIFF), a GeoTIFF or a JPEG 2000"
+            got = "a DICOM file that is no slide" if is_dicom else "bytes of no format we know"
+            raise EquicamError(what, needs, got, "no --tile, if it is an image")
         return _open_slide(path, what)
-    pages = _pages(path)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        pages = read_pages(data)
     for page in pages:
         _refuse_crs_files(page.crs_text, what)
     first = pages[0]
     if first.is_ome:
         return _open_slide(path, what, pages)
     images = [page for page in pages if page.is_tiled and not page.is_copy]
-    if not first.georeferenced and (len(images) > 1 or "Aperio" in first.description):
-        # slides have several images of their own; OpenSlide knows which vendor's
-        if _vendor(path, head, what) not in (None, "generic-tiff"):
-            return _open_slide(path, what)
-    elif not first.georeferenced and first.is_tiled and first.is_rgb8 and _is_vendors(path, head, what):
+    # slides have several images of their own, and OpenSlide knows which vendor's; without it, rasterio reads a plain tiled TIFF
+    many = len(images) > 1 or "Aperio" in first.description
+    plain = first.is_tiled and first.is_rgb8 and find_spec("openslide") is not None
+    others = (None, "generic-tiff") if many else (None,)
+    if not first.georeferenced and (many or plain) and _vendor(path, head, what) not in others:
         return _open_slide(path, what)
     return _open_map(path, what, jpeg2000=False)
-
-
-def _pages(path: Path) -> list[Page]:
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return read_pages(data)
 
 
 def _geo_boxes(path: Path) -> str:
@@ -397,11 +356,6 @@ def _vendor(path: Path, head: bytes, what: str) -> str | None:
     refuse_companions(path, head)
     found: str | None = openslide.OpenSlide.detect_format(str(path))
     return found
-
-
-def _is_vendors(path: Path, head: bytes, what: str) -> bool:
-    """Whether OpenSlide reads a plain tiled TIFF; without OpenSlide, rasterio reads it as well."""
-    return find_spec("openslide") is not None and _vendor(path, head, what) is not None
 
 
 def _open_slide(path: Path, what: str, ome_pages: list[Page] | None = None) -> Raster:

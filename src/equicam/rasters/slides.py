@@ -6,7 +6,9 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import metadata
+from itertools import product
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,7 +19,7 @@ from numpy.typing import NDArray
 from equicam.errors import EquicamError
 from equicam.images.files import read_file
 from equicam.images.tiff import Page, is_tiff
-from equicam.rasters.raster import Pixels, Raster, RasterInfo, refuse_large_tile
+from equicam.rasters.raster import Bands, Pixels, Raster, RasterInfo, bad_raster, square_side
 
 CACHE_BYTES = 64 << 20
 """Of decoded tiles, in each process."""
@@ -34,22 +36,22 @@ class OpenSlideRaster(Raster):
         self._slide = openslide.OpenSlide(str(path))
         self._slide.set_cache(openslide.OpenSlideCache(CACHE_BYTES))
         properties = self._slide.properties
+
+        def number(name: str) -> float | None:
+            return _float(properties.get(f"openslide.{name}"))
+
         for level in range(self._slide.level_count):
-            wide, high = (
-                _float(properties.get(f"openslide.level[{level}].tile-{one}")) for one in ("width", "height")
-            )
-            refuse_large_tile(path, int(wide or 0), int(high or 0))
+            wide, high = (number(f"level[{level}].tile-{side}") for side in ("width", "height"))
+            self._refuse_large_tile(path, int(wide or 0), int(high or 0))
+        is_dicom = properties.get("openslide.vendor") == "dicom"
         width, height = self._slide.dimensions
-        version = f"openslide {openslide.__library_version__}, openslide-python {openslide.__version__}"
         self.info = RasterInfo(
-            "slide", width, height, RGB, "uint8", version,
+            "slide", width, height, RGB, "uint8",
+            f"openslide {openslide.__library_version__}, openslide-python {openslide.__version__}",
             downsamples=tuple(self._slide.level_downsamples),
-            mpp=_mpp(properties.get("openslide.mpp-x"), properties.get("openslide.mpp-y"), path),
-            origin=(
-                _float(properties.get("openslide.bounds-x")) or 0.0,
-                _float(properties.get("openslide.bounds-y")) or 0.0,
-            ),
-            series=properties.get("openslide.quickhash-1") if properties.get("openslide.vendor") == "dicom" else None,
+            mpp=_mpp(number("mpp-x"), number("mpp-y"), path),
+            origin=(number("bounds-x") or 0.0, number("bounds-y") or 0.0),
+            series=properties.get("openslide.quickhash-1") if is_dicom else None,
         )  # fmt: skip
 
     def level_size(self, level: int) -> tuple[int, int]:
@@ -57,9 +59,7 @@ class OpenSlideRaster(Raster):
         width, height = self._slide.level_dimensions[level]
         return width, height
 
-    def read_level(
-        self, level: int, x: int, y: int, width: int, height: int, bands: tuple[int, ...]
-    ) -> Pixels:
+    def read_level(self, level: int, x: int, y: int, width: int, height: int, bands: Bands) -> Pixels:
         """Whole pixels of a level: OpenSlide takes places in level 0."""
         wide, high = self.level_size(level)
         place = (round(x * self.info.width / wide), round(y * self.info.height / high)) if level else (x, y)
@@ -100,25 +100,16 @@ class OmeTiffRaster(Raster):
         sizes = dict(zip(axes, shape, strict=True))
         others = {axis: n for axis, n in sizes.items() if axis not in "YXCS" and n > 1}
         if others or "Y" not in sizes or "X" not in sizes:
-            raise EquicamError(
-                f"raster {str(path)!r}", "one plane, or one for each channel", f"{axes} {shape}",
-                "one time and depth of it",
-            )  # fmt: skip
+            needs, fix = "one plane, or one for each channel", "one time and depth of it"
+            raise bad_raster(path, needs, f"{axes} {shape}", fix)
         channels, samples = sizes.get("C", 1), sizes.get("S", 1)
         levels = [list(level.pages) for level in series.levels]
         levels[1:] = sorted(levels[1:], key=lambda pages: -int(pages[0].keyframe.imagewidth))
         if any(len(pages) != channels for pages in levels) or (samples > 1 and channels > 1):
-            raise EquicamError(
-                f"raster {str(path)!r}", "a page for each channel", f"{axes} {shape}", "another copy"
-            )
+            raise bad_raster(path, "a page for each channel", f"{axes} {shape}", "another copy")
         self._refuse_codec(levels, path)
-        for frame in (planes[0].keyframe for planes in levels):
-            tiles = (
-                (frame.tilewidth, frame.tilelength)
-                if frame.is_tiled
-                else (frame.imagewidth, frame.rowsperstrip)
-            )
-            refuse_large_tile(path, *tiles)
+        for planes in levels:
+            self._refuse_large_tile(path, *_tile_size(planes[0].keyframe))
         named, mpp = _read_ome(self._file.ome_metadata or "", path)
         count = channels * samples
         bands = RGB if samples == 3 else tuple(named[:count]) if len(named) >= count else ()
@@ -138,56 +129,36 @@ class OmeTiffRaster(Raster):
             try:
                 tifffile.TIFF.DECOMPRESSORS[compression]
             except KeyError as error:
-                raise EquicamError(
-                    f"raster {str(path)!r}", "a compression that can be decoded", getattr(compression, "name", compression),
-                    "pip install imagecodecs, or a copy with deflate",
-                ) from error  # fmt: skip
+                needs, got = "a compression that can be decoded", getattr(compression, "name", compression)
+                fix = "pip install imagecodecs, or a copy with deflate"
+                raise bad_raster(path, needs, got, fix) from error
 
     def level_size(self, level: int) -> tuple[int, int]:
         """Width and height of a level."""
         page = self._levels[level][0].keyframe
         return page.imagewidth, page.imagelength
 
-    def read_level(
-        self, level: int, x: int, y: int, width: int, height: int, bands: tuple[int, ...]
-    ) -> Pixels:
+    def read_level(self, level: int, x: int, y: int, width: int, height: int, bands: Bands) -> Pixels:
         """Whole pixels of a level, put together from its tiles; one that was never written is not valid."""
         samples = self._levels[level][0].keyframe.samplesperpixel
         values = np.zeros((len(bands), height, width), self.info.dtype)
         valid = np.ones((height, width), bool)
-        for plane, band in zip(values, bands, strict=True):
-            self._fill(plane, valid, level, divmod(band, samples), (x, y))
-        return Pixels(values, valid)
-
-    def _fill(
-        self,
-        plane: NDArray[Any],
-        valid: NDArray[np.bool_],
-        level: int,
-        channel_and_sample: tuple[int, int],
-        place: tuple[int, int],
-    ) -> None:
-        (channel, sample), (x, y) = channel_and_sample, place
-        page = self._levels[level][channel].keyframe  # what all pages of a level share
-        if page.planarconfig == 2 and page.samplesperpixel > 1:
+        page = self._levels[level][0].keyframe  # what all pages of a level share
+        if page.planarconfig == 2 and samples > 1:
             raise EquicamError("an OME-TIFF", "samples that lie together", "separate planes", "another copy")
-        height, width = plane.shape
-        high, wide = (
-            (page.tilelength, page.tilewidth) if page.is_tiled else (page.rowsperstrip, page.imagewidth)
-        )
+        wide, high = _tile_size(page)
         across = -(-page.imagewidth // wide)
-        for row in range(y // high, -(-(y + height) // high)):
-            for column in range(x // wide, -(-(x + width) // wide)):
-                top, left = row * high - y, column * wide - x
-                rows = slice(max(0, top), min(height, top + high))
-                columns = slice(max(0, left), min(width, left + wide))
-                tile = self._tile(level, channel, row * across + column)
-                if tile is None:
-                    valid[rows, columns] = False
-                    continue
-                plane[rows, columns] = tile[
-                    rows.start - top : rows.stop - top, columns.start - left : columns.stop - left, sample
-                ]
+        rows, columns = range(y // high, -(-(y + height) // high)), range(x // wide, -(-(x + width) // wide))
+        for (plane, band), row, column in product(zip(values, bands, strict=True), rows, columns):
+            channel, sample = divmod(band, samples)
+            tile = self._tile(level, channel, row * across + column)
+            top, left = row * high - y, column * wide - x
+            here = slice(max(0, top), top + high), slice(max(0, left), left + wide)
+            if tile is None:
+                valid[here] = False
+            else:
+                plane[here] = tile[max(0, -top) : height - top, max(0, -left) : width - left, sample]
+        return Pixels(values, valid)
 
     def _tile(self, level: int, channel: int, index: int) -> NDArray[Any] | None:
         """One decoded tile [height, width, samples]; None if it was never written."""
@@ -203,9 +174,8 @@ class OmeTiffRaster(Raster):
             self._file.filehandle.seek(start)
             data = self._file.filehandle.read(count)
             if len(data) < count:
-                raise EquicamError(
-                    "an OME-TIFF", f"{count:,} bytes of a tile", f"{len(data):,}", "a fresh copy of it"
-                )
+                needs = f"{count:,} bytes of a tile"
+                raise EquicamError("an OME-TIFF", needs, f"{len(data):,}", "a fresh copy of it")
             decoded, _, _ = page.keyframe.decode(data, index, jpegtables=page.keyframe.jpegtables)
             if decoded is None:
                 return None
@@ -220,6 +190,11 @@ class OmeTiffRaster(Raster):
     def close(self) -> None:
         """Let go of the file."""
         self._file.close()
+
+
+def _tile_size(page: Any) -> tuple[int, int]:
+    """Width and height of a page's tiles or strips."""
+    return (page.tilewidth, page.tilelength) if page.is_tiled else (page.imagewidth, page.rowsperstrip)
 
 
 def _refuse_to_print() -> None:
@@ -257,17 +232,14 @@ def _refuse_other_files(text: str, path: Path, pages: int, samples: int) -> None
             break
     if elsewhere is not None:
         name = elsewhere.get("FileName") or elsewhere.get("MetadataFile") or "another file"
-        raise EquicamError(
-            what, "all its planes in it", f"some in {name[:120]!r}",
-            "one file with all of them (bfconvert), or this file under its first name",
-        )  # fmt: skip
+        fix = "one file with all of them (bfconvert), or this file under its first name"
+        raise EquicamError(what, "all its planes in it", f"some in {name[:120]!r}", fix)
     for pixels in root.iterfind(".//{*}Pixels"):
         planes = math.prod(_count(pixels, f"Size{axis}", what) for axis in "CZT")
         places = [_count(data, name, what) for data in pixels.iterfind("{*}TiffData") for name in data.attrib]
         if max(planes / samples, *places, 1) > pages:
-            raise EquicamError(
-                what, "a page for each plane", f"{planes:,} planes on {pages:,} pages", "a whole copy of it"
-            )
+            got = f"{planes:,} planes on {pages:,} pages"
+            raise EquicamError(what, "a page for each plane", got, "a whole copy of it")
 
 
 def _count(element: ElementTree.Element, name: str, what: str) -> int:
@@ -288,14 +260,14 @@ def _read_ome(text: str, path: Path) -> tuple[list[str], float | None]:
     units = {pixels.get(f"PhysicalSize{axis}Unit", "µm") for axis in "XY"}
     if units - {"µm", "um", "μm"}:
         return named, None
-    return named, _mpp(pixels.get("PhysicalSizeX"), pixels.get("PhysicalSizeY"), path)
+    return named, _mpp(_float(pixels.get("PhysicalSizeX")), _float(pixels.get("PhysicalSizeY")), path)
 
 
 def refuse_companions(path: Path, head: bytes) -> None:
     """Refuse a slide unless what lies next to it under its name are regular files there: OpenSlide opens what it finds.
 
-    Of DICOM it looks at every file of the folder; an index (VMS, VMU) names its files. A pipe would be waited for, and a link or a path
-    could lead anywhere.
+    Of DICOM it looks at every file of the folder; an index (VMS, VMU) names its files. A pipe would be waited for, and a
+    link or a path could lead anywhere.
     """
     what, dicom = f"raster {str(path)!r}", head[128:132] == b"DICM"
     for entry in path.parent.iterdir():
@@ -336,26 +308,22 @@ def _refuse_odd(what: str, slide: Path, file: Path) -> None:
 
 
 def _bad_companion(what: str, name: str, got: str) -> EquicamError:
-    return EquicamError(
-        what, "regular files next to it", f"{got}: {name[:120]!r}", "a folder with this slide alone, copied whole",
-    )  # fmt: skip
+    fix = "a folder with this slide alone, copied whole"
+    return EquicamError(what, "regular files next to it", f"{got}: {name[:120]!r}", fix)
 
 
 def _float(text: str | None) -> float | None:
-    try:
-        value = float(text or "")
-    except ValueError:
-        return None
-    return value if np.isfinite(value) else None
+    with suppress(ValueError):
+        if math.isfinite(value := float(text or "")):
+            return value
+    return None
 
 
-def _mpp(x: str | None, y: str | None, path: Path) -> float | None:
+def _mpp(across: float | None, down: float | None, path: Path) -> float | None:
     """Micrometres a pixel, if the file says it; a slide whose pixels are not square is refused."""
-    across, down = _float(x), _float(y)
     if not across or not down or across <= 0 or down <= 0:
         return None
-    if abs(across - down) > 0.02 * max(across, down):
-        raise EquicamError(
-            f"raster {str(path)!r}", "square pixels", f"{across:g} × {down:g} µm", "a resampled copy"
-        )
-    return (across + down) / 2
+    side = square_side(across, down)
+    if side is None:
+        raise bad_raster(path, "square pixels", f"{across:g} × {down:g} µm", "a resampled copy")
+    return side

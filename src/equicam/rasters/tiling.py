@@ -4,7 +4,8 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,13 @@ from numpy.typing import NDArray
 
 from equicam.errors import EquicamError, refusing
 from equicam.images import limited
-from equicam.images.dicom import has_dicom_suffix
+from equicam.images.dicom import SUFFIXES as DICOM_SUFFIXES
 from equicam.images.files import AnyPath, RemotePath, file_stat, read_file
 from equicam.images.item_table import Items, join_tables
 from equicam.images.items import Item
 from equicam.rasters.geojson import MAX_BYTES, find_in_regions, read_features, read_regions
 from equicam.rasters.options import RasterWindow, Tiling, window_id
-from equicam.rasters.raster import THUMBNAIL_PX, Raster, open_raster
+from equicam.rasters.raster import THUMBNAIL_PX, Raster, bad_raster, open_raster, square_side
 from equicam.rasters.windows import display_bands, resolve_input
 
 MAX_WINDOWS = 50_000_000
@@ -68,9 +69,7 @@ def cut_windows(
     cuts: list[_Cut] = []
     known: set[str] = set()  # slides in several DICOM files, of which one stands for all
     for item in items:
-        found = _cut_in_child(item, tiling, margin, known)
-        if found is not None:
-            cuts.append(found)
+        cuts += _cut_in_child(item, tiling, margin, known)
         tick(1)
     rows, errors = [one.row for one in cuts], [one.error for one in cuts if one.error]
     windows = Items.of([])
@@ -85,11 +84,10 @@ def cut_windows(
             more = f"; {len(errors) - 1:,} more rasters could not be cut either" if len(errors) > 1 else ""
             first = errors[0]
             raise EquicamError(first.what, first.needs, f"{first.got}{more}", first.fix) from first
-        raise EquicamError(
-            "rasters", "at least one window to explain",
-            f"none: {sum(r.background for r in rows):,} background, {sum(r.nodata for r in rows):,} without data, {sum(r.outside for r in rows):,} outside the regions",
-            "another --tile, --mpp, --tissue or --regions",
-        )  # fmt: skip
+        dropped = {"background": "background", "nodata": "without data", "outside": "outside the regions"}
+        counts = (f"{sum(getattr(row, name) for row in rows):,} {text}" for name, text in dropped.items())
+        got, fix = f"none: {', '.join(counts)}", "another --tile, --mpp, --tissue or --regions"
+        raise EquicamError("rasters", "at least one window to explain", got, fix)
     return windows, rows
 
 
@@ -108,55 +106,47 @@ def _check_regions(path: Path) -> None:
     read_features(read_file(path, what=what, limit=MAX_BYTES)[0], what)
 
 
-def _cut_in_child(item: Item, tiling: Tiling, margin: int, known: set[str]) -> _Cut | None:
-    """A raster listed in a process that opens files; None for a further file of a slide in several."""
+def _cut_in_child(item: Item, tiling: Tiling, margin: int, known: set[str]) -> list[_Cut]:
+    """A raster listed in a process that opens files; nothing for a further file of a slide in several."""
     call = limited.call_connected if isinstance(item.path, RemotePath) else limited.call
     try:
-        if has_dicom_suffix(item.path) and isinstance(item.path, Path):
+        if isinstance(item.path, Path) and item.path.suffix.lower() in DICOM_SUFFIXES:
             series = call(_series, item.path)
             if series in known:
-                return None
+                return []
             known.update([series] if series else [])
-        return call(_cut, item, tiling, margin)
+        return [call(_cut, item, tiling, margin)]
     except EquicamError as error:  # too much time or memory, or the end of that process
-        return _bad(item, tiling, error)
+        return [_bad(item, tiling, error)]
 
 
 def _series(path: Path) -> str | None:
     """What the files of one DICOM slide have in common."""
-    try:
+    with suppress(EquicamError):
         return open_raster(path).info.series
-    except EquicamError:
-        return None
+    return None
 
 
 def _bad(item: Item, tiling: Tiling, error: EquicamError, row: RasterRow | None = None) -> _Cut:
     """A raster without windows: one bad item, which says why when it is read."""
-    row = row or _new_row(item)
+    row = row or RasterRow(item.id, str(item.path), **asdict(file_stat(item.path)))
     window = replace(item, window=RasterWindow(0.0, 0.0, 0.0, tiling))
     return _Cut(Items.of([window]), replace(row, error=str(error)), error)
-
-
-def _new_row(item: Item) -> RasterRow:
-    stat = file_stat(item.path)
-    return RasterRow(item.id, str(item.path), bytes=stat.bytes, mtime_ns=stat.mtime_ns)
 
 
 def _cut(item: Item, tiling: Tiling, margin: int) -> _Cut:
     stat = file_stat(item.path)
     if isinstance(item.path, RemotePath):  # not requested again for every window
         item = replace(item, path=replace(item.path, stat=stat))
-    known = _new_row(item)
+    known = RasterRow(item.id, str(item.path), **asdict(stat))
     try:
         with refusing(f"raster {str(item.path)!r}", "a file that can be read"):
             raster = open_raster(item.path)
             info = raster.info
-            known = replace(
-                known, kind=info.kind, width=info.width, height=info.height, bands=info.bands, dtype=info.dtype,
-                mpp=tiling.mpp_is or info.mpp, crs=info.crs, transform=info.transform, origin=info.origin, reader=info.reader,
-            )  # fmt: skip
+            stated: dict[str, Any] = {k: value for k, value in vars(info).items() if hasattr(known, k)}
+            known = replace(known, **stated | {"mpp": tiling.mpp_is or info.mpp})
             resolve_input(info, tiling.input, str(item.path))
-            places, side, dropped = _places(raster, item.path, tiling)
+            places, side, left_out = _places(raster, item.path, tiling)
     except EquicamError as error:
         if limited.is_memory_error(error):
             raise  # in a process that has read nothing else there may be enough
@@ -168,38 +158,28 @@ def _cut(item: Item, tiling: Tiling, margin: int) -> _Cut:
             name = window_id(item.id, window)
             yield replace(item, id=name, window=window, label=item.label if label is None else label)
 
-    background, nodata, outside = dropped
-    counted = replace(known, windows=len(places), background=background, nodata=nodata, outside=outside)
-    return _Cut(Items.of(windows()), counted, notes=info.notes)
+    return _Cut(Items.of(windows()), replace(known, windows=len(places), **left_out), notes=info.notes)
 
 
 def _places(
     raster: Raster, path: AnyPath, tiling: Tiling
-) -> tuple[list[tuple[float, float, str | None]], float, tuple[int, int, int]]:
-    """Left and top of every window that is kept, with the label of its region; the side; and how many were left out:
-    background, without data, outside the regions.
-    """
+) -> tuple[list[tuple[float, float, str | None]], float, dict[str, Any]]:
+    """Left and top of every window that is kept, with the label of its region; the side; and how many were left out."""
     info = raster.info
     scale = _pixels_per_pixel(raster, tiling, str(path))
     side, step = tiling.tile * scale, tiling.step * scale
     columns, rows = (_starts(length, side, step) for length in (info.width, info.height))
     if not columns or not rows:
-        raise EquicamError(
-            f"raster {str(path)!r}", f"sides of {side:g} pixels or more, for a tile of {tiling.tile}",
-            f"{info.width} × {info.height}", "a smaller --tile",
-        )  # fmt: skip
-    if len(columns) * len(rows) > MAX_WINDOWS:
-        raise EquicamError(
-            f"raster {str(path)!r}", f"at most {MAX_WINDOWS:,} windows", f"{len(columns) * len(rows):,}",
-            "a larger --stride or --mpp",
-        )  # fmt: skip
+        needs = f"sides of {side:g} pixels or more, for a tile of {tiling.tile}"
+        raise bad_raster(path, needs, f"{info.width} × {info.height}", "a smaller --tile")
+    if (count := len(columns) * len(rows)) > MAX_WINDOWS:
+        fix = "a larger --stride or --mpp"
+        raise bad_raster(path, f"at most {MAX_WINDOWS:,} windows", f"{count:,}", fix)
     x, y = (grid.ravel() for grid in np.meshgrid(columns, rows))
     bands = display_bands(raster, tiling.input, str(path))
     if tiling.tissue > 0 and (info.kind != "slide" or len(bands) != 3):
-        raise EquicamError(
-            f"raster {str(path)!r}", "a slide in three colours, for --tissue",
-            "a map" if info.kind != "slide" else f"{len(bands)} band", "no --tissue, or --regions",
-        )  # fmt: skip
+        got = "a map" if info.kind != "slide" else f"{len(bands)} band"
+        raise bad_raster(path, "a slide in three colours, for --tissue", got, "no --tissue, or --regions")
     wanted = THUMBNAIL_PX_A_WINDOW * max(info.width, info.height) / side
     small = raster.thumbnail(bands, int(min(MAX_THUMBNAIL_PX, max(THUMBNAIL_PX, wanted))))
     pixels, shrink = small.pixels, small.shrink
@@ -207,17 +187,16 @@ def _places(
     has_data = _share(pixels.valid | small.unread, x, y, side, shrink) >= max(tiling.valid, 1e-9)
     is_tissue = np.ones(len(x), bool)
     if tiling.tissue > 0:
-        stained = tissue(pixels.values, pixels.valid) | small.unread
+        stained = _tissue(pixels.values, pixels.valid) | small.unread
         is_tissue = _share(stained, x, y, side, shrink) >= tiling.tissue
     labels: NDArray[Any] = np.full(len(x), None, object)
     inside = np.ones(len(x), bool)
     if tiling.regions is not None:
         labels, inside = find_in_regions(read_regions(info, path, tiling.regions), x + side / 2, y + side / 2)
-    kept = has_data & is_tissue & inside
-    left_out = (has_data & ~is_tissue, ~has_data, has_data & is_tissue & ~inside)
-    background, nodata, outside = (int(some.sum()) for some in left_out)
-    places = [(float(x[i]), float(y[i]), labels[i]) for i in np.flatnonzero(kept)]
-    return places, side, (background, nodata, outside)
+    shown = has_data & is_tissue
+    left_out = {"background": has_data & ~is_tissue, "nodata": ~has_data, "outside": shown & ~inside}
+    places = [(float(x[i]), float(y[i]), labels[i]) for i in np.flatnonzero(shown & inside)]
+    return places, side, {name: int(some.sum()) for name, some in left_out.items()}
 
 
 def _pixels_per_pixel(raster: Raster, tiling: Tiling, name: str) -> float:
@@ -227,27 +206,18 @@ def _pixels_per_pixel(raster: Raster, tiling: Tiling, name: str) -> float:
         return 1.0
     info = raster.info
     unit = "µm" if info.kind == "slide" else f"units of {info.crs}" if info.crs else "units of the map"
-    if info.transform is not None and not _is_square(info.transform):
-        raise EquicamError(
-            f"raster {name!r}", "square pixels, for --mpp", "pixels that are not", "no --mpp, or a resampled copy",
-        )  # fmt: skip
+    a, b, _, d, e, _ = info.transform or (1, 0, 0, 0, 1, 0)
+    if square_side(math.hypot(a, d), math.hypot(b, e)) is None:
+        fix = "no --mpp, or a resampled copy"
+        raise bad_raster(name, "square pixels, for --mpp", "pixels that are not", fix)
     if stored is None:
-        raise EquicamError(
-            f"raster {name!r}", "its resolution, for --mpp", "none in the file", "--mpp-is 0.25, if you know it",
-        )  # fmt: skip
+        fix = "--mpp-is 0.25, if you know it"
+        raise bad_raster(name, "its resolution, for --mpp", "none in the file", fix)
     ratio = wanted / stored
     if ratio < 0.5 or ratio > 1000:
-        raise EquicamError(
-            f"raster {name!r}", f"to be as fine as --mpp, or at most twice as coarse, in {unit}",
-            f"{stored:g} a pixel for --mpp {wanted:g}", "another --mpp",
-        )  # fmt: skip
+        needs = f"to be as fine as --mpp, or at most twice as coarse, in {unit}"
+        raise bad_raster(name, needs, f"{stored:g} a pixel for --mpp {wanted:g}", "another --mpp")
     return 1.0 if abs(ratio - 1) < 1e-9 else ratio
-
-
-def _is_square(transform: Sequence[int | float]) -> bool:
-    a, b, _, d, e, _ = transform[:6]
-    across, down = math.hypot(a, d), math.hypot(b, e)
-    return abs(across - down) <= 0.02 * max(across, down)
 
 
 def _starts(length: int, side: int | float, step: int | float) -> list[float]:
@@ -274,7 +244,7 @@ def _share(
     return np.asarray(inside / ((x1 - x0) * (y1 - y0)))
 
 
-def tissue(rgb: NDArray[Any], valid: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _tissue(rgb: NDArray[Any], valid: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Where a slide is more saturated than Otsu's threshold: stain, not glass."""
     values = rgb.astype(np.float32)
     high, low = values.max(0), values.min(0)
@@ -282,10 +252,10 @@ def tissue(rgb: NDArray[Any], valid: NDArray[np.bool_]) -> NDArray[np.bool_]:
     known = saturation[valid]
     if not known.size:
         return np.zeros(valid.shape, bool)
-    return np.asarray(valid & (saturation > max(MIN_SATURATION, otsu(known))))
+    return np.asarray(valid & (saturation > max(MIN_SATURATION, _otsu(known))))
 
 
-def otsu(values: NDArray[np.float32], bins: int = 256) -> float:
+def _otsu(values: NDArray[np.float32], bins: int = 256) -> float:
     """The threshold between two groups of values in [0, 1] that are farthest apart for their spread."""
     counts, edges = np.histogram(values, bins=bins, range=(0, 1))
     centres, weight = (edges[:-1] + edges[1:]) / 2, counts.cumsum()

@@ -11,8 +11,9 @@ from PIL import Image
 
 from equicam.errors import EquicamError
 from equicam.images.files import AnyPath
+from equicam.images.tiff import pick_bands
 from equicam.rasters.options import Input, RasterWindow
-from equicam.rasters.raster import Pixels, Raster, RasterInfo, open_raster
+from equicam.rasters.raster import Area, Bands, Pixels, Raster, RasterInfo, bad_raster, open_raster
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,7 @@ class WindowPixels:
 
     values: NDArray[Any]  # [bands, height, width]
     valid: NDArray[np.bool_]
-    # rows and columns around the window that the raster has; beyond them it is reflected
-    margin: tuple[int, int]
+    margin: tuple[int, int]  # rows and columns around it that the raster has; beyond them it is reflected
     tile: int
     scale: int | float
     mean: tuple[int | float, ...] | None
@@ -36,58 +36,44 @@ class WindowPixels:
 
 def read_window(path: AnyPath, window: RasterWindow) -> WindowPixels:
     """A window of a raster, at the resolution it declares, with its margin."""
-    raster = open_raster(path)
+    raster, tile = open_raster(path), window.tiling.tile
     if not window.side:
-        raise EquicamError(f"raster {str(path)!r}", "windows of it", "none when it was listed", "another run")
+        raise bad_raster(path, "windows of it", "none when it was listed", "another run")
     given = resolve_input(raster.info, window.tiling.input, str(path))
     found, margin = _read(raster, window, raster.band_indices(given.bands or ()), window.margin)
-    inner = slice(window.margin, window.margin + window.tiling.tile)
-    middle = window.margin + window.tiling.tile // 2
+    inner, middle = slice(window.margin, window.margin + tile), window.margin + tile // 2
     if not (found.valid[middle, middle] or found.valid[inner, inner].any()):
         raise EquicamError("a window", "some data", "none: nothing is stored there", "--regions without it")
-    return WindowPixels(
-        found.values, found.valid, margin, window.tiling.tile, given.scale or 1.0, given.mean, given.std
-    )
+    return WindowPixels(found.values, found.valid, margin, tile, given.scale or 1.0, given.mean, given.std)
 
 
 @lru_cache(maxsize=64)
 def resolve_input(info: RasterInfo, given: Input, name: str) -> Input:
     """The input with its bands and scale, which an 8-bit RGB raster has of itself and any other must be given."""
-    bands, scale = given.bands, given.scale
-    if bands is None:
-        if tuple(b.casefold() for b in info.bands[:3]) != ("red", "green", "blue"):
-            raise EquicamError(
-                f"raster {name!r}", "bands to be chosen", ", ".join(info.bands[:20]), "--bands 4,3,2"
-            )
-        bands = info.bands[:3]
-    if scale is None:
-        if info.dtype != "uint8":
-            raise EquicamError(
-                f"raster {name!r}", "a scale, because its values are not 8-bit", info.dtype,
-                "--scale 10000, by which values are divided",
-            )  # fmt: skip
-        scale = 255.0
-    return replace(given, bands=bands, scale=scale)
+    if given.bands is None and tuple(b.casefold() for b in info.bands[:3]) != ("red", "green", "blue"):
+        fix = f"--bands {pick_bands(len(info.bands), info.alpha)}"
+        raise bad_raster(name, "bands to be chosen", ", ".join(info.bands[:20]), fix)
+    if given.scale is None and info.dtype != "uint8":
+        needs, fix = "a scale, because its values are not 8-bit", "--scale 10000, by which values are divided"
+        raise bad_raster(name, needs, info.dtype, fix)
+    return replace(given, bands=given.bands or info.bands[:3], scale=given.scale or 255.0)
 
 
 def show_window(path: AnyPath, window: RasterWindow, around: int | float = 0.0) -> Image.Image:
     """A window as an 8-bit RGB image, or with as many times its side around it, white where there is nothing."""
     raster = open_raster(path)
-    info = raster.info
     bands = display_bands(raster, window.tiling.input, str(path))
     if not around:
         found, _ = _read(raster, window, bands, 0)
-        return to_image(found, raster.value_range(bands))
+        return _to_image(found, raster.value_range(bands))
     side = window.side * (1 + 2 * around)
-    x0, y0 = window.x - around * window.side, window.y - around * window.side
-    box = (max(0.0, x0), max(0.0, y0), min(info.width, x0 + side), min(info.height, y0 + side))
+    x, y = window.x - around * window.side, window.y - around * window.side
+    left, top, right, bottom = box = _inside(raster, x, y, side)
     pixels = min(900, round(window.tiling.tile * (1 + 2 * around)))
-    size = tuple(
-        max(1, round((high - low) / side * pixels)) for low, high in zip(box[:2], box[2:], strict=True)
-    )
-    image = to_image(raster.read(box, (size[0], size[1]), bands), raster.value_range(bands))
+    width, height = (max(1, round(length / side * pixels)) for length in (right - left, bottom - top))
+    image = _to_image(raster.read(box, (width, height), bands), raster.value_range(bands))
     whole = Image.new("RGB", (pixels, pixels), "white")
-    whole.paste(image, (round((box[0] - x0) / side * pixels), round((box[1] - y0) / side * pixels)))
+    whole.paste(image, (round((left - x) / side * pixels), round((top - y) / side * pixels)))
     return whole
 
 
@@ -95,30 +81,32 @@ def show_original(path: AnyPath, window: RasterWindow, most: int) -> Image.Image
     """A window in the raster's own finest pixels, at most this many a side, white where there is no data."""
     raster = open_raster(path)
     bands = display_bands(raster, window.tiling.input, str(path))
-    low = max(0.0, window.x), max(0.0, window.y)
-    high = (
-        min(float(raster.info.width), window.x + window.side),
-        min(float(raster.info.height), window.y + window.side),
-    )
     pixels = max(1, min(most, round(window.side)))
-    return to_image(raster.read((*low, *high), (pixels, pixels), bands), raster.value_range(bands))
+    found = raster.read(_inside(raster, window.x, window.y, window.side), (pixels, pixels), bands)
+    return _to_image(found, raster.value_range(bands))
+
+
+def _inside(raster: Raster, x: float, y: float, side: float) -> Area:
+    """What of a square lies in the raster."""
+    info = raster.info
+    return max(0.0, x), max(0.0, y), min(float(info.width), x + side), min(float(info.height), y + side)
 
 
 def show_raster(path: AnyPath, given: Input, side: int) -> Image.Image:
     """A small image of all of a raster."""
     raster = open_raster(path)
     bands = display_bands(raster, given, str(path))
-    return to_image(raster.thumbnail(bands, side).pixels, raster.value_range(bands))
+    return _to_image(raster.thumbnail(bands, side).pixels, raster.value_range(bands))
 
 
-def display_bands(raster: Raster, given: Input, name: str) -> tuple[int, ...]:
+def display_bands(raster: Raster, given: Input, name: str) -> Bands:
     """The bands that people see: those declared, or the first three of the model's, or its first."""
     chosen = given.display or (resolve_input(raster.info, replace(given, scale=1.0), name).bands or ())
     indices = raster.band_indices(chosen)
     return indices[:3] if len(indices) >= 3 else indices[:1]
 
 
-def to_image(pixels: Pixels, ranges: tuple[tuple[float, float], ...]) -> Image.Image:
+def _to_image(pixels: Pixels, ranges: tuple[tuple[float, float], ...]) -> Image.Image:
     """8-bit RGB, white where there is no data."""
     planes = []
     for band, (low, high) in zip(pixels.values, ranges, strict=True):
@@ -128,18 +116,15 @@ def to_image(pixels: Pixels, ranges: tuple[tuple[float, float], ...]) -> Image.I
     return Image.fromarray(np.stack(planes, axis=-1))
 
 
-def _read(
-    raster: Raster, window: RasterWindow, bands: tuple[int, ...], margin: int
-) -> tuple[Pixels, tuple[int, int]]:
+def _read(raster: Raster, window: RasterWindow, bands: Bands, margin: int) -> tuple[Pixels, tuple[int, int]]:
     """Model pixels of a window and of what the raster has around it, the rest reflected about the border pixels."""
     tile, info = window.tiling.tile, raster.info
     scale = window.side / tile
     room = (window.x, window.y, info.width - window.x - window.side, info.height - window.y - window.side)
     if min(room) < -1e-6 * max(info.width, info.height):
-        raise EquicamError(
-            "a window", f"to lie in the raster of {info.width} × {info.height} pixels",
-            f"x={window.x:g}, y={window.y:g}, {window.side:g} a side", "the raster that was listed",
-        )  # fmt: skip
+        needs = f"to lie in the raster of {info.width} × {info.height} pixels"
+        got = f"x={window.x:g}, y={window.y:g}, {window.side:g} a side"
+        raise EquicamError("a window", needs, got, "the raster that was listed")
     left, top, right, bottom = (min(margin, int(max(0.0, space) / scale + 1e-6)) for space in room)
     box = (
         max(0.0, window.x - left * scale),
@@ -149,7 +134,7 @@ def _read(
     )
     found = raster.read(box, (tile + left + right, tile + top + bottom), bands)
     missing = ((margin - top, margin - bottom), (margin - left, margin - right))
-    if any(map(any, missing)):
+    if np.any(missing):
         values = np.pad(found.values, ((0, 0), *missing), mode="reflect")
         found = Pixels(values, np.pad(found.valid, missing, mode="reflect"))
     return found, (min(top, bottom), min(left, right))
