@@ -13,8 +13,8 @@ from torch import nn
 import equicam
 from equicam.readers.failures import Check, raise_failed
 from equicam.runtime import pending
-from equicam.runtime.compiled import CompiledLayer, _compiled, padded_size
-from equicam.runtime.graphs import MAX_PACKED_VALUES, CompiledCall, PackedTensors, graphs_of, pending_call
+from equicam.runtime.compiled import _compiled, _CompiledLayer, _padded_size
+from equicam.runtime.graphs import MAX_PACKED_VALUES, CompiledCall, _PackedTensors, graphs_of, pending_call
 from tests.conftest import Cnn, Vit, assert_alive, pictures, seeded
 
 NETS = {"cnn": (Cnn, "trunk"), "vit": (Vit, "blocks.1.norm1")}
@@ -62,13 +62,13 @@ def test_a_layer_that_runs_twice_is_not_compiled():
 
 @pytest.mark.parametrize("count", [1, 2, 7, 15, 16, 18, 270, 288, 1152, 2160, 2304])
 def test_batches_are_filled_up_to_few_sizes(count):
-    assert count <= padded_size(count) <= count * 1.125
-    assert padded_size(padded_size(count)) == padded_size(count)
+    assert count <= _padded_size(count) <= count * 1.125
+    assert _padded_size(_padded_size(count)) == _padded_size(count)
 
 
 def test_shards_of_fifteen_and_sixteen_images_have_one_padded_size():
-    assert padded_size(15 * 18) == padded_size(16 * 18)
-    assert padded_size(8 * 15 * 18) == padded_size(8 * 16 * 18)
+    assert _padded_size(15 * 18) == _padded_size(16 * 18)
+    assert _padded_size(8 * 15 * 18) == _padded_size(8 * 16 * 18)
 
 
 def test_checks_are_evaluated_together_and_the_first_that_fails_is_raised():
@@ -94,7 +94,7 @@ def test_what_is_refused_eagerly_is_refused_compiled():
 
 def test_a_compiled_network_is_not_kept_alive():
     net = seeded(Cnn)
-    _compiled[net] = {"trunk": CompiledLayer("trunk")}
+    _compiled[net] = {"trunk": _CompiledLayer("trunk")}
     gone = weakref.ref(net)
     del net
     gc.collect()
@@ -164,7 +164,7 @@ def test_packed_tensors_come_out_as_they_are_and_stay():
         "flips": torch.rand(2, 18) > 0.5,
         "holds": torch.tensor([True, False]),
     }
-    packed, kept = PackedTensors(given), {name: value.clone() for name, value in given.items()}
+    packed, kept = _PackedTensors(given), {name: value.clone() for name, value in given.items()}
     found = packed.copy()
     assert given["map"].numel() > MAX_PACKED_VALUES
     for row in (packed.bytes, *packed.large.values()):

@@ -61,17 +61,17 @@ def test_some_of_the_images(e, index, rows):
     assert (some.views, some.layer, some.classes) == (e.views, e.layer, e.classes)
 
 
-def test_an_index_that_is_not_there_and_iteration(e):
-    for index in (4, -5, [0, 4], torch.tensor([True, False])):
-        with pytest.raises(IndexError, match="of 4 images"):
-            e[index]
+def test_iteration_gives_the_images_in_order(e):
     assert [int(one.target) for one in e] == [2, 3, 0, 4]
     assert [one.steadiness for one in e] == [(s,) for s in e.steadiness]
 
 
-@pytest.mark.parametrize("index", [True, np.True_, torch.tensor(True), 1.5, [0.5], "0", None])
-def test_what_is_no_index_is_refused(e, index):
-    with pytest.raises(IndexError, match=r"an index needs a number, .*; try e\[0\]|a mask of 4 images"):
+@pytest.mark.parametrize(
+    "index",
+    [True, np.True_, torch.tensor(True), 1.5, [0.5], "0", None, 4, -5, [0, 4], torch.tensor([True, False])],
+)
+def test_what_is_no_index_of_an_image_is_refused(e, index):
+    with pytest.raises(IndexError, match=r"of 4 images needs a number, .*; try e\[0\]"):
         e[index]
 
 

@@ -25,14 +25,7 @@ from equicam.readers.model import Model
 from equicam.readers.reading import Reader
 from equicam.recipe import Recipe
 from equicam.runtime.compiled import predict_compiled, run_compiled
-from equicam.runtime.graphs import (
-    CompiledCall,
-    fits_memory,
-    graphs_of,
-    is_long,
-    keep_constants,
-    shape_key,
-)
+from equicam.runtime.graphs import CompiledCall, fits_memory, graphs_of, is_long, keep_constants, shape_key
 from equicam.runtime.pending import DeferredChecks, Pending, Tensors
 from equicam.runtime.view_reader import ViewReader
 
@@ -104,20 +97,27 @@ class Executor:
             if replayed is not None:
                 if count == len(x):
                     return replayed
-                return Pending(
-                    _first(replayed.tensors, len(x)),
-                    lambda: _first(replayed.finish(), len(x)),
-                    replayed.check,
-                )
+                cut = partial(_first, count=len(x))
+                return Pending(cut(replayed.tensors), lambda: cut(replayed.finish()), replayed.check)
         with self.context(x.device):
             raise_failed(self._checks(x))
 
             def run_group(rows: slice, fit: int) -> Tensors:
                 views = self.view_reader(reader, fit, with_gradient=with_gradient, window=window)
-                return _run(work, views, x[rows], None if target is None else target[rows])
+                try:
+                    found = work(views, x[rows], None if target is None else target[rows])
+                except (ModelError, RuntimeError) as error:
+                    if not isinstance(error, torch.OutOfMemoryError):
+                        _raise_failed_before(error, views.checks)
+                    raise
+                views.checks.raise_failed()  # all of a group together
+                return found
 
             network = self._network(reader, compiled=False)
-            found = _concatenate(list(self.groups(presented, views_per_image, run_group, network)))
+            parts = list(self.groups(presented, views_per_image, run_group, network))
+            found = parts[0]
+            if len(parts) > 1:
+                found = {name: torch.cat([part[name] for part in parts]) for name in found}
             return Pending(found, lambda: found, lambda: None)
 
     @contextmanager
@@ -145,9 +145,7 @@ class Executor:
     ) -> Iterator[Tensors]:
         """`run` on groups of images whose views fit one pass of the network; groups are halved when memory runs out."""
         fit = self.max_views_per_forward or views_per_forward(network, x, len(x) * views_per_image)
-        LOG.info(
-            "images: %d, views of each: %d, at most %d views in a forward pass", len(x), views_per_image, fit
-        )
+        LOG.info("images: %d, views of each: %d, at most %d in a forward pass", len(x), views_per_image, fit)
         done = 0
         while done < len(x):
             count = -(-(len(x) - done) // max(1, fit // views_per_image))
@@ -192,12 +190,8 @@ class Executor:
             return None
         compiled = self.recipe.compiled and compiled
         on_cuda = self.model.device.type == "cuda"
-        return Network(
-            self.model,
-            self.autocast,
-            run_compiled if compiled else None,
-            predict_compiled if compiled and on_cuda else None,
-        )
+        run, predict = run_compiled if compiled else None, predict_compiled if compiled and on_cuda else None
+        return Network(self.model, self.autocast, run, predict)
 
     def _checks(self, images: Float[Tensor, "b c H W"]) -> list[Check]:
         """What images must pass."""
@@ -245,9 +239,8 @@ class Executor:
             self.autocast, self.refuse_unscaled,
         )  # fmt: skip
         full_key = (about, reader, key, window, shape_key(inputs))
-        return graphs_of(model.module).attempt(
-            full_key, capture, inputs, fits=lambda: fits_memory(presented, views)
-        )
+        cache = graphs_of(model.module)
+        return cache.attempt(full_key, capture, inputs, fits=lambda: fits_memory(presented, views))
 
 
 def _pad(rows: Tensor | None, count: int) -> Any:
@@ -262,26 +255,9 @@ def _first(found: Tensors, count: int) -> Tensors:
     return {name: value[:count] for name, value in found.items()}
 
 
-def _run(
-    work: Work, views: ViewReader, x: Float[Tensor, "b c H W"], target: Int[Tensor, " b"] | None
-) -> Tensors:
-    """One group, eagerly; its checks are evaluated together at the end."""
+def _raise_failed_before(error: Exception, checks: DeferredChecks) -> None:
+    """A failed check explains a failure further on."""
     try:
-        found = work(views, x, target)
-    except torch.OutOfMemoryError:
-        raise
-    except (ModelError, RuntimeError) as error:
-        # a failed check explains a failure further on
-        try:
-            views.checks.raise_failed()
-        except EquicamError as refused:
-            raise refused from error
-        raise
-    views.checks.raise_failed()
-    return found
-
-
-def _concatenate(parts: list[Tensors]) -> Tensors:
-    if len(parts) == 1:
-        return parts[0]
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        checks.raise_failed()
+    except EquicamError as refused:
+        raise refused from error

@@ -92,17 +92,15 @@ def fits_memory(x: Float[Tensor, "b c H W"], views: int) -> bool:
 LOG = logging.getLogger(__name__)
 CapturedWork = Callable[[Tensor, Tensor | None], tuple[Tensors, DeferredChecks]]
 """(images, target) → results by name, and the checks they must pass."""
-MAX_GRAPHS_PER_MODEL = 8
-"""Each graph holds the memory its work needs."""
-WARMUP_RUNS = 3
-"""Compilers and libraries choose their kernels in the first runs."""
+MAX_GRAPHS_PER_MODEL = 8  # each holds the memory its work needs
+WARMUP_RUNS = 3  # in which compilers and libraries choose their kernels
 MAX_PACKED_VALUES = 1 << 16
 """Tensors up to this size, such as a map of 224 × 224, are copied out together; a caller who keeps one keeps them all."""
 HOST = "host"
 """The name of the tensor of booleans that the host reads: which checks passed, and the flags where there are any."""
 
 
-class PackedTensors:
+class _PackedTensors:
     """Tensors by name, the small ones in one buffer of bytes, so that few copies take them all out."""
 
     def __init__(self, found: Tensors) -> None:
@@ -110,7 +108,7 @@ class PackedTensors:
         # the widest types first: every tensor then starts at a multiple of its type's width
         small = sorted(
             ((name, value) for name, value in found.items() if name not in self.large),
-            key=lambda one: -one[1].element_size(),
+            key=lambda named: -named[1].element_size(),
         )
         self.layout = [(name, value.dtype, value.shape, value.nbytes) for name, value in small]
         self.bytes = torch.cat([value.reshape(-1).view(torch.uint8) for _, value in small])
@@ -128,7 +126,10 @@ def pending_call(
     tensors: Tensors, checks: list[Check], host: Tensor, wait: Callable[[], object]
 ) -> Pending[Tensors]:
     """The results of a call, still on their way; when `wait` returns, `host` says which checks passed, and the flags."""
-    check = partial(_wait_and_check, wait, host, checks)
+
+    def check() -> None:  # it keeps no tensor of the results alive
+        wait()
+        raise_first(host[: len(checks)].tolist(), checks)
 
     def finish() -> Tensors:
         check()
@@ -137,11 +138,6 @@ def pending_call(
         return tensors | {"flags": host[len(checks) :].view(tensors["flags"].shape)}
 
     return Pending(tensors, finish, check)
-
-
-def _wait_and_check(wait: Callable[[], object], host: Tensor, checks: list[Check]) -> None:
-    wait()
-    raise_first(host[: len(checks)].tolist(), checks)
 
 
 class CompiledCall:
@@ -178,27 +174,21 @@ class CompiledCall:
                 LOG.warning("the call is not compiled as a whole, only the network: %s", error)
             self.graph: torch.cuda.CUDAGraph | None = None
             if self.traced is None or not long:
-                self._capture(
-                    lambda: (
-                        self._results(work, *self._given())
-                        if self.traced is None
-                        else self.traced(*self._given())
-                    )
-                )
+                self._capture(partial(self._results, work) if self.traced is None else self.traced)
 
     def _given(self) -> list[Tensor]:
         return [t for t in self.inputs if t is not None]
 
-    def _capture(self, run: Callable[[], Tensors]) -> None:
+    def _capture(self, run: Callable[..., Tensors]) -> None:
         warmup = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         warmup.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(warmup), allow_side_stream():
             for _ in range(WARMUP_RUNS):
-                run()
+                run(*self._given())
         torch.cuda.current_stream().wait_stream(warmup)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph), allow_side_stream():
-            self.packed = PackedTensors(run())
+            self.packed = _PackedTensors(run(*self._given()))
 
     def _results(self, work: CapturedWork, x: Tensor, target: Tensor | None = None) -> Tensors:
         found, checks = work(x, target)
@@ -320,11 +310,8 @@ def _identity(parts: list[ref[nn.Module]]) -> tuple[list[int], list[int]]:
         return found, [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
-_HOOKS = attrgetter("_forward_pre_hooks", "_forward_hooks")
-_TENSORS = attrgetter("_parameters", "_buffers")
+_HOOKS, _TENSORS = attrgetter("_forward_pre_hooks", "_forward_hooks"), attrgetter("_parameters", "_buffers")
 _VERSION = attrgetter("_version")
-
-
 _caches: WeakKeyDictionary[nn.Module, GraphCache] = WeakKeyDictionary()
 
 

@@ -1,7 +1,7 @@
 """Views of images through a network: the target class is chosen on the presented view and held fixed for the others."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -106,10 +106,10 @@ class ViewReader:
         self, batch: Float[Tensor, "n c H W"], forward: Forward | None, targets: Targets
     ) -> Reading:
         if forward is None or self.network is None:
-            with (
-                autocast_context(batch.device.type, self.autocast),
-                torch.set_grad_enabled(self.with_gradient),
-            ):
+            autocast = (
+                torch.autocast(batch.device.type, dtype=self.autocast) if self.autocast else nullcontext()
+            )
+            with autocast, torch.set_grad_enabled(self.with_gradient):
                 reading = self.reader.read(None, batch, None, targets)
         else:
             reading = self.reader.read(self.network, batch.to(self.network.model.dtype), forward, targets)
@@ -129,48 +129,31 @@ class ViewReader:
         t, b = len(views), len(target)
         columns = zip(*(r.values for r in readings), strict=True)
         values = tuple(_cat(list(column)).view(t, b, *column[0].shape[1:]) for column in columns)
-        everywhere = target.expand(t, -1)
-        if not predictions:  # without a model: unknown confidence, and the target everywhere
-            unknown = torch.full((t, b), torch.nan, dtype=values[0].dtype, device=values[0].device)
-            return ViewReadings(
-                views, readings[0].stage, values, unknown, everywhere, target, None, None, size
-            )
-        logits = _cat([p.logits for p in predictions])
-        known = [p.probabilities for p in predictions if p.probabilities is not None]
-        probabilities = _cat(known) if known else None
-        confidence, top1 = self._predictions(probabilities, logits, everywhere, presented)
+        everywhere, logits, probabilities = target.expand(t, -1), None, None
+        if predictions:
+            logits = _cat([p.logits for p in predictions])
+            known = [p.probabilities for p in predictions if p.probabilities is not None]
+            probabilities = _cat(known) if known else None
+        if (
+            probabilities is None
+        ):  # without a model, or of values: unknown confidence, and the target everywhere
+            like = values[0] if logits is None else logits
+            top1, confidence = everywhere, torch.full((t, b), torch.nan, dtype=like.dtype, device=like.device)
+        else:
+            confidence = probabilities.gather(1, everywhere.reshape(-1, 1)).view(t, b)
+            if self.network is None or not self.network.model.is_multilabel or presented is None:
+                top1 = probabilities.argmax(1).view(t, b)
+            else:
+                # Labels do not exclude each other: the top-1 is the target where that is predicted, and elsewhere the
+                # presented view's most probable other label, so that a flip is a change of that.
+                other = presented.scatter(1, everywhere[:1].T, -torch.inf).argmax(1)
+                top1 = torch.where(confidence >= LABEL_PREDICTED_FROM, everywhere, other)
         return ViewReadings(
-            views=views,
-            stage=readings[0].stage,
-            values=values,
-            confidence=confidence,
-            top1=top1,
-            target=target,
-            logits=logits[:b],
+            views=views, stage=readings[0].stage, values=values, confidence=confidence, top1=top1, target=target,
+            logits=None if logits is None else logits[:b],
             probabilities=None if probabilities is None else probabilities[:b],
-            size=size,
-            rectify_weights=predictions[0].rectify_weights,
-        )
-
-    def _predictions(
-        self,
-        probabilities: Float[Tensor, "n y"] | None,
-        logits: Float[Tensor, "n y"],
-        target: Int[Tensor, "t b"],
-        presented: Float[Tensor, "b y"] | None,
-    ) -> tuple[Float[Tensor, "t b"], Int[Tensor, "t b"]]:
-        """The target's probability and the top-1 of every view.
-
-        A value has no probability, and is its own top-1. Labels do not exclude each other, so that the top-1 is the target
-        where that is predicted, and elsewhere the presented view's most probable other label: a flip is a change of that.
-        """
-        if probabilities is None:
-            return torch.full(target.shape, torch.nan, dtype=logits.dtype, device=logits.device), target
-        confidence = probabilities.gather(1, target.reshape(-1, 1)).view(target.shape)
-        if self.network is None or not self.network.model.is_multilabel or presented is None:
-            return confidence, probabilities.argmax(1).view(target.shape)
-        other = presented.scatter(1, target[:1].T, -torch.inf).argmax(1)
-        return confidence, torch.where(confidence >= LABEL_PREDICTED_FROM, target, other)
+            size=size, rectify_weights=bool(predictions) and predictions[0].rectify_weights,
+        )  # fmt: skip
 
 
 def as_targets(
@@ -206,8 +189,3 @@ def as_targets(
 
 def _cat(tensors: list[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-
-
-def autocast_context(device: str, dtype: torch.dtype | None) -> AbstractContextManager[None]:
-    """Autocast to this type; None: no autocast."""
-    return torch.autocast(device, dtype=dtype) if dtype else nullcontext()
