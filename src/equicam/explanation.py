@@ -252,11 +252,10 @@ class Explanation:
 def describe_images(e: Explanation) -> list[list[str]]:
     """What is printed of each image: class and confidence, or value, first, then steadiness, PEUM, flips and flags."""
     outputs = [math.nan] * len(e) if e.output is None else e.output.tolist()
-    explained = zip(
-        e.target.tolist(), e.confidence.tolist(), outputs, e.view_flips.sum(1).tolist(), strict=True
-    )
+    flips = e.view_flips.sum(1).tolist()
+    explained = zip(e.target.tolist(), e.confidence.tolist(), outputs, strict=True)
     found = []
-    for i, (target, confidence, output, flips) in enumerate(explained):
+    for i, (target, confidence, output) in enumerate(explained):
         name = output_name(target, e.classes, e.task, is_only=e.is_only_output)
         title = "".join(letter if letter.isprintable() else "�" for letter in name)
         if not math.isnan(confidence):
@@ -266,8 +265,8 @@ def describe_images(e: Explanation) -> list[list[str]]:
         facts, reason = [title, str(e.steadiness[i])], e.steadiness[i].reason
         if len(e.views) > 1:  # one view has no PEUM
             facts.append(f"PEUM {float(e.peum_score[i]):.4f}" if e.has_peum[i] else "PEUM undefined")
-        if flips and reason.code != "prediction-changes" and not reason.values.get("changed"):
-            facts.append(f"{flips} of {len(e.views) - 1} other views flip")
+        if flips[i] and reason.code != "prediction-changes" and not reason.values.get("changed"):
+            facts.append(f"{flips[i]} of {len(e.views) - 1} other views flip")
         if flags := sorted(e.flags[i] - {"flipped"}):  # the line before says it
             facts.append(f"flags {', '.join(flags)}")
         found.append(facts)

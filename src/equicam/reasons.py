@@ -70,14 +70,12 @@ def name_views(labels: Sequence[str], most: int) -> str:
 
 
 def _prediction_changes(v: Mapping[str, Any]) -> str:
-    return (
-        f"the prediction changes in {len(v['views'])} of {_other_views(v['of'])}: {name_views(v['views'], 3)}"
-    )
+    count, others = len(v["views"]), _other_views(v["of"])
+    return f"the prediction changes in {count} of {others}: {name_views(v['views'], 3)}"
 
 
 def _other_views(of: int) -> str:
-    """All but the presented view, which is one of them and cannot change."""
-    return f"{of - 1} other view{'s' * (of != 2)}"
+    return f"{of - 1} other view{'s' * (of != 2)}"  # the presented view is one of them, and cannot change
 
 
 def _least_alike(v: Mapping[str, Any]) -> str:
@@ -99,9 +97,9 @@ def _map_moves(v: Mapping[str, Any]) -> str:
 
 def _follows(v: Mapping[str, Any]) -> str:
     text = f"the network's own map follows the image: {_STABILITY}; {_LOWEST}".format_map(v)
-    return text + (
-        f"; the prediction changes in {v['changed']} of {_other_views(v['of'])}" if v.get("changed") else ""
-    )
+    if v.get("changed"):
+        text += f"; the prediction changes in {v['changed']} of {_other_views(v['of'])}"
+    return text
 
 
 def _tested(v: Mapping[str, Any]) -> str:

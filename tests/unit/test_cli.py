@@ -15,7 +15,7 @@ import equicam
 from equicam.cli.app import app
 from equicam.console import as_typed, exit_on_error
 from equicam.demo import synthetic_patches
-from equicam.explain_files import safe_stem
+from equicam.explain_files import _safe_stem
 from equicam.images.decoding import MAX_DECODERS
 from equicam.readers.names import absolute_model, absolute_weights
 
@@ -154,7 +154,7 @@ def test_mistakes_end_with_a_sentence_and_no_traceback(tmp_path, patch, argument
 def test_safe_stems_are_short_plain_and_never_twice():
     taken: set[str] = set()
     stems = [
-        safe_stem(p, taken)
+        _safe_stem(p, taken)
         for p in (
             "a/x.png",
             "b/x.png",
@@ -190,7 +190,7 @@ def test_the_demo_audits_ranks_verifies_and_reports(tmp_path):
 def test_the_default_demo_finds_three_times_as_many_of_the_worst_as_chance(tmp_path):
     from equicam.demo import run_demo
 
-    quality = run_demo(tmp_path).triage.quality
+    quality = run_demo(tmp_path)[1].quality
     assert quality.n == 100
     assert quality.signals["stability"].captured.value >= 0.3
     assert quality.auroc.low > 0.5

@@ -12,14 +12,6 @@ from equicam import EquicamError, Fusion, KeepConfident, Layout, SoftGate, Views
 from tests.conftest import Cnn, Vit, pictures, seeded
 
 
-def model(**kwargs) -> equicam.Model:
-    return equicam.wrap(seeded(Cnn), layer="trunk", **kwargs)
-
-
-def hooks(module: nn.Module) -> int:
-    return sum(len(m._forward_hooks) for m in module.modules())
-
-
 class Cut(Cnn):
     def forward(self, x):
         with torch.no_grad():
@@ -84,7 +76,7 @@ def wrapped(build, layer="trunk", **kwargs):
     return equicam.wrap(seeded(build), layer=layer, **kwargs)
 
 
-def dead_head(prefix=1):
+def dead_head():
     net = seeded(Vit)
     nn.init.zeros_(net.head.weight)
     return equicam.wrap(net, layer="blocks.1.norm1")
@@ -93,24 +85,24 @@ def dead_head(prefix=1):
 X = pictures()
 NAN = torch.cat((X, X.clone().index_fill_(2, torch.tensor([3]), torch.nan)))
 MISTAKES = {
-    "fewer targets than images": (lambda: equicam.explain(model(), X, target=[1]), r"one class for each of 2 images, got 1"),
-    "more targets than images": (lambda: equicam.explain(model(), X, target=[1, 2, 3]), r"each of 2 images, got 3"),
-    "a class out of range": (lambda: equicam.explain(model(), X, target=5), r"classes from 0 to 4, got \[5, 5\]"),
-    "a negative class": (lambda: equicam.explain(model(), X, target=[0, -1]), r"classes from 0 to 4, got \[0, -1\]"),
-    "a fractional class": (lambda: equicam.explain(model(), X, target=torch.tensor(1.0)), r"target needs a class by number or name"),
+    "fewer targets than images": (lambda: equicam.explain(wrapped(Cnn), X, target=[1]), r"one class for each of 2 images, got 1"),
+    "more targets than images": (lambda: equicam.explain(wrapped(Cnn), X, target=[1, 2, 3]), r"each of 2 images, got 3"),
+    "a class out of range": (lambda: equicam.explain(wrapped(Cnn), X, target=5), r"classes from 0 to 4, got \[5, 5\]"),
+    "a negative class": (lambda: equicam.explain(wrapped(Cnn), X, target=[0, -1]), r"classes from 0 to 4, got \[0, -1\]"),
+    "a fractional class": (lambda: equicam.explain(wrapped(Cnn), X, target=torch.tensor(1.0)), r"target needs a class by number or name"),
     "a wrong layer name": (lambda: wrapped(Cnn, "trunks"), r"got 'trunks'; try 'trunk'"),
     "a layer of another model": (lambda: wrapped(Cnn, nn.ReLU()), r"a submodule of the model, got another ReLU"),
     "a layer that is not spatial": (lambda: equicam.explain(wrapped(Cnn, "head"), X), r"target layer needs an output .* got shape \(\d+, 5\)"),
     "a layer of one cell": (lambda: equicam.explain(wrapped(Cnn, "after.1"), X), r"grid of 2×2 or more, got 1×1"),
     "a layer that never runs": (lambda: equicam.explain(wrapped(Unused, "spare"), X), r"'spare' needs to run"),
     "a layer cut off from the score": (lambda: equicam.explain(wrapped(Cut), X), r"depend on it with gradient"),
-    "the wrong layout": (lambda: equicam.explain(model(layout="tokens"), X), r"an output \[n, tokens, k\]"),
-    "an unknown layout": (lambda: model(layout="wide"), r"nchw, nhwc, tokens or a Layout, got 'wide'"),
+    "the wrong layout": (lambda: equicam.explain(wrapped(Cnn, layout="tokens"), X), r"an output \[n, tokens, k\]"),
+    "an unknown layout": (lambda: wrapped(Cnn, layout="wide"), r"nchw, nhwc, tokens or a Layout, got 'wide'"),
     "tokens that tile nothing": (lambda: equicam.explain(wrapped(Vit, "blocks.1.norm1", layout=Layout("tokens", prefix=3)), X), r"grid of 65 tokens"),
     "a grid that does not fit": (lambda: equicam.explain(wrapped(Vit, "blocks.1.norm1", layout=Layout("tokens", 1, (7, 8))), X), r"needs 57 tokens, got 65"),
     "patches behind the last attention": (lambda: equicam.explain(wrapped(Vit, "blocks.1.norm2"), X), r"exactly zero at every patch.*try the last block's first LayerNorm"),
     "a head of zeros": (lambda: equicam.explain(dead_head(), X), r"the model's head needs weights that are not all zero"),
-    "NaN pixels": (lambda: equicam.explain(model(), NAN), r"finite pixels, got NaN or infinity in image \[2, 3\]"),
+    "NaN pixels": (lambda: equicam.explain(wrapped(Cnn), NAN), r"finite pixels, got NaN or infinity in image \[2, 3\]"),
     "sigmoid outputs": (lambda: equicam.explain(wrapped(Sigmoid), X), r"needs logits, got probabilities"),
     "softmax outputs": (lambda: equicam.explain(wrapped(Softmax), X), r"needs logits, got probabilities"),
     "windows folded into the batch": (lambda: equicam.explain(wrapped(Folded, "fold"), X), r"one row per image, 36 in all, got shape \(72,"),
@@ -120,21 +112,21 @@ MISTAKES = {
     "class names in one string": (lambda: equicam.wrap(seeded(Cnn), "trunk", classes="ab"), r"a list of names, got 'ab'"),
     "a picture to a plain module": (lambda: equicam.explain(seeded(Cnn), X[0]), r"\[b, c, H, W\]"),
     "NaN scores": (lambda: equicam.explain(wrapped(NotANumber), X), r"finite class logits"),
-    "a picture without a batch": (lambda: equicam.explain(model(), X[0]), r"\[b, c, H, W\].*tensor \(3, 32, 32\); try x\[None\]"),
-    "integers instead of numbers": (lambda: equicam.explain(model(), X.int()), r"got a int32 tensor"),
-    "no images": (lambda: equicam.explain(model(), X[:0]), r"got a float64 tensor \(0, 3, 32, 32\)"),
-    "an empty list": (lambda: equicam.explain(model(), []), r"got an empty list"),
+    "a picture without a batch": (lambda: equicam.explain(wrapped(Cnn), X[0]), r"\[b, c, H, W\].*tensor \(3, 32, 32\); try x\[None\]"),
+    "integers instead of numbers": (lambda: equicam.explain(wrapped(Cnn), X.int()), r"got a int32 tensor"),
+    "no images": (lambda: equicam.explain(wrapped(Cnn), X[:0]), r"got a float64 tensor \(0, 3, 32, 32\)"),
+    "an empty list": (lambda: equicam.explain(wrapped(Cnn), []), r"got an empty list"),
     "an output that is no score": (lambda: equicam.explain(wrapped(Image), X), r"class logits \[36, classes\].*got a tensor \(36, 6, 8, 8\)"),
-    "an unknown method": (lambda: equicam.explain(model(), X, method="gradcam"), r"one of grad-cam, .* got 'gradcam'"),
-    "tau without a gate": (lambda: equicam.explain(model(), X, tau=0.2), r'tau needs .* try "equigrad-cam\+pcf"'),
-    "gamma without a gate": (lambda: equicam.explain(model(), X, gamma=2), r'gamma needs .* try "equigrad-cam\+soft"'),
+    "an unknown method": (lambda: equicam.explain(wrapped(Cnn), X, method="gradcam"), r"one of grad-cam, .* got 'gradcam'"),
+    "tau without a gate": (lambda: equicam.explain(wrapped(Cnn), X, tau=0.2), r'tau needs .* try "equigrad-cam\+pcf"'),
+    "gamma without a gate": (lambda: equicam.explain(wrapped(Cnn), X, gamma=2), r'gamma needs .* try "equigrad-cam\+soft"'),
     "tau above one": (lambda: KeepConfident(1.5), r"a probability from 0 to 1, got 1.5"),
     "gamma below zero": (lambda: SoftGate(-1), r"a finite number ≥ 0, got -1"),
-    "no views": (lambda: equicam.explain(model(), X, views=0), r"a count of 1 or more, got 0"),
+    "no views": (lambda: equicam.explain(wrapped(Cnn), X, views=0), r"a count of 1 or more, got 0"),
     "no angles": (lambda: Views(()), r"at least one finite angle"),
     "an infinite angle": (lambda: Views((float("inf"),)), r"at least one finite angle"),
     "averaging before turning back": (lambda: Fusion(Views((0,)), "map", "features"), r"align_at no later than mean_at"),
-    "an empty pass": (lambda: equicam.explain(model(), X, max_views_per_forward=0), r"1 view or more, got 0"),
+    "an empty pass": (lambda: equicam.explain(wrapped(Cnn), X, max_views_per_forward=0), r"1 view or more, got 0"),
     "something that is no module": (lambda: equicam.wrap.__wrapped__("resnet50"), r"needs a torch.nn.Module, got str"),
     "an explainer without a class": (lambda: equicam.equivariant(lambda x, t: x[:, 0])(X, None), r"a target class, got None"),
     "an explainer that returns no maps": (lambda: equicam.equivariant(lambda x, t: x.sum())(X, 0), r"maps \[\d+, h, w\] as a tensor, got \(\)"),
@@ -157,38 +149,33 @@ def test_nothing_is_left_on_the_model(layer, build):
     made = wrapped(build, layer)
     with pytest.raises(EquicamError):
         equicam.explain(made, X)
-    assert hooks(made.module) == 0
+    assert not any(part._forward_hooks for part in made.module.modules())
     assert all(p.requires_grad and p.grad is None for p in made.module.parameters())
 
 
 WRONG_TYPES = """
+import sys
 import torch, equicam
 from equicam.models.libraries import EmbeddedNet
 model, x = equicam.wrap(EmbeddedNet(), "layer4"), torch.randn(1, 3, 96, 96)
-for wrong in (
-    lambda: equicam.explain(model, x, target="cat"),
-    lambda: equicam.explain(model, x, views=[0, 90]),
-    lambda: equicam.explain(model, x, views="many"),
-    lambda: equicam.explain(model, x, max_views_per_forward=2.5),
-    lambda: equicam.explain(model, x, dtype="bfloat16"),
-    lambda: equicam.explain(model, x, fill="mirror"),
-    lambda: equicam.Views(5),
-    lambda: equicam.Views(("a",)),
-    lambda: equicam.equivariant(3)(x, 0),
-    lambda: equicam.wrap("resnet50"),
-    lambda: equicam.wrap(EmbeddedNet(), "layer4", task="softmax"),
-):
+for call in sys.argv[1:]:
     try:
-        wrong()
+        eval(call)
     except equicam.EquicamError as error:
         assert " needs " in str(error) and "; try " in str(error), error
     else:
-        raise AssertionError("no error")
+        raise AssertionError(call)
 """
+WRONG_CALLS = [f"equicam.explain(model, x, {given})" for given in (
+    "target='cat'", "views=[0, 90]", "views='many'", "max_views_per_forward=2.5", "dtype='bfloat16'", "fill='mirror'",
+)] + [
+    "equicam.Views(5)", "equicam.Views(('a',))", "equicam.equivariant(3)(x, 0)", "equicam.wrap('resnet50')",
+    "equicam.wrap(EmbeddedNet(), 'layer4', task='softmax')",
+]  # fmt: skip
 
 
 def test_wrong_types_are_explained_where_no_checker_runs():
-    subprocess.run([sys.executable, "-c", WRONG_TYPES], check=True)
+    subprocess.run([sys.executable, "-c", WRONG_TYPES, *WRONG_CALLS], check=True)
 
 
 def test_errors_are_value_errors():

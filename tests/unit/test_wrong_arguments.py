@@ -34,12 +34,9 @@ for call in sys.argv[1:]:
 def test_the_error_says_what_to_write(tmp_path):
     """In a process of its own: under pytest the types are checked first."""
     (tmp_path / "a.png").write_bytes(encode("png"))
-    found = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *CALLS], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    lines = found.stdout.splitlines()
-    assert len(lines) == len(CALLS)
-    for line, advice in zip(lines, CALLS.values(), strict=True):
+    command = [sys.executable, "-c", SCRIPT, *CALLS]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    for line, advice in zip(found.stdout.splitlines(), CALLS.values(), strict=True):
         assert line.startswith("EquicamError ")
         assert advice in line
     assert not (tmp_path / "run").exists()

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from equicam.steadiness import STEADY_FROM
 
-Column = Float[np.ndarray, " n"]
+Column, Mask = Float[np.ndarray, " n"], Bool[np.ndarray, " n"]
 INK, QUEUED, REST = "#26232e", "#5b2a86", "#d9d6e0"
 MAX_POINTS = 2000
 GREY, DARK_GREY = "#8a8594", "#6f6a7a"
@@ -33,7 +33,7 @@ _FILLED: Any = {"color": QUEUED, "marker": "^", "linewidth": 0}
 
 
 @rc_context(_STYLE)
-def signal_histogram(signal: Column, queued: Bool[np.ndarray, " n"], *, name: str) -> str:
+def signal_histogram(signal: Column, queued: Mask, *, name: str) -> str:
     """The distribution of the ranking signal, with the queued share of each bar hatched."""
     known = np.isfinite(signal)
     signal, queued = signal[known], queued[known]
@@ -45,7 +45,7 @@ def signal_histogram(signal: Column, queued: Bool[np.ndarray, " n"], *, name: st
 
 
 @rc_context(_STYLE)
-def stability_histogram(stability: Column, queued: Bool[np.ndarray, " n"], *, unstable: float) -> str:
+def stability_histogram(stability: Column, queued: Mask, *, unstable: float) -> str:
     """The distribution of stability; left of the first line it is low, right of the second a map can be steady."""
     known = np.isfinite(stability)
     stability, queued = stability[known], queued[known]
@@ -85,9 +85,7 @@ def flip_histogram(flips: Int[np.ndarray, " n"], views: int) -> str:
 
 
 @rc_context(_STYLE)
-def signal_against_drift(
-    signal: Column, drift: Column, queued: Bool[np.ndarray, " n"], *, unstable: float, name: str
-) -> str:
+def signal_against_drift(signal: Column, drift: Column, queued: Mask, *, unstable: float, name: str) -> str:
     """The ranking signal against 1 − Eq where both are measured; above the line Eq is low."""
     order = np.argsort(signal, kind="stable")
     order = order[:: -(-len(order) // MAX_POINTS)] if len(order) else order
@@ -135,7 +133,7 @@ def stability_against_stability(first: Column, second: Column) -> str:
     return _svg(figure, "pairs", f"{label}.")
 
 
-def _stack(axes: Axes, values: Column, queued: Bool[np.ndarray, " n"], edges: list[float]) -> None:
+def _stack(axes: Axes, values: Column, queued: Mask, edges: list[float]) -> None:
     """A histogram with the queued share of each bar hatched."""
     axes.hist(
         [values[~queued], values[queued]], edges, stacked=True, label=["other images", "in the queue"],
@@ -148,9 +146,8 @@ def _stack(axes: Axes, values: Column, queued: Bool[np.ndarray, " n"], edges: li
 def _legend(figure: Figure, axes: Axes) -> None:
     """Below the axes, where it covers no bar and no point."""
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(
-        handles[::-1], labels[::-1], loc="outside lower center", ncols=2, frameon=False, handletextpad=0.5
-    )
+    where: Any = {"loc": "outside lower center", "ncols": 2, "frameon": False, "handletextpad": 0.5}
+    figure.legend(handles[::-1], labels[::-1], **where)
 
 
 def _axes(xlabel: str, ylabel: str) -> tuple[Figure, Axes]:

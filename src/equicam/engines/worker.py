@@ -1,7 +1,6 @@
 """The contract between a job and the engine that runs it: shards are decoded on a CPU and computed on a device."""
 
 import copy
-import hashlib
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 
 from equicam.errors import EquicamError
+from equicam.images.files import file_digest
 from equicam.images.items import Item, valid_utf8
 from equicam.models.load import load
 from equicam.models.preprocessing import Preprocessing
@@ -67,7 +67,7 @@ class ModelFromName:
 
     def preprocessing_only(self, model: Model) -> Model | None:
         """The model without weights; None if it cannot be pickled, because a factory's file is not importable."""
-        return None if ".py" in self.name else _without_weights(model)
+        return None if ".py" in self.name else replace(model, module=nn.Identity())
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class ModelCopy:
 
     def preprocessing_only(self, model: Model) -> Model:
         """The model without weights."""
-        return _without_weights(model)
+        return replace(model, module=nn.Identity())
 
 
 ModelSource = ModelFromName | ModelCopy
@@ -101,19 +101,9 @@ ModelSource = ModelFromName | ModelCopy
 
 
 @lru_cache(maxsize=1)
-def _load_preprocessing(source: ModelFromName) -> Model:
-    return _without_weights(source("cpu"))
-
-
 def load_preprocessing(source: ModelSource) -> Model:
-    """The model without weights, loaded here; the last one loaded by name is kept."""
-    if isinstance(source, ModelCopy):
-        return _without_weights(source.model)
-    return _load_preprocessing(source)
-
-
-def _without_weights(model: Model) -> Model:
-    return replace(model, module=nn.Identity())
+    """The model without weights, loaded here; the last one is kept."""
+    return replace(source("cpu"), module=nn.Identity())
 
 
 @dataclass(frozen=True)
@@ -128,13 +118,13 @@ class SharedFolder:
     def at(path: Path) -> "SharedFolder":
         """The folder of an existing file."""
         path = path.absolute()
-        return SharedFolder(str(path.parent), path.name, _digest(path))
+        return SharedFolder(str(path.parent), path.name, file_digest(path))
 
     def enter(self) -> Path:
         """The folder, or an error that names this machine."""
         path = Path(self.folder) / self.file
         try:
-            found = "another one" if _digest(path) != self.sha256 else ""
+            found = "another one" if file_digest(path) != self.sha256 else ""
         except OSError as error:
             found = f"none ({error.strerror})"
         if found:
@@ -154,7 +144,3 @@ def load_checked(source: ModelSource, device: str, weights: str) -> Model:
             "the same weights file on all machines",
         )  # fmt: skip
     return model
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -27,7 +27,7 @@ from equicam.readers.forward import (
     run_module,
 )
 from equicam.readers.logits import Logits, at_least_float32, read_output
-from equicam.runtime.graphs import CompiledCall, fits_memory, graphs_of, is_long, shape_key
+from equicam.runtime.graphs import replay
 from equicam.runtime.pending import DeferredChecks, Tensors
 
 LOG = logging.getLogger(__name__)
@@ -136,15 +136,9 @@ def predict_compiled(network: Network, x: Float[Tensor, "n c H W"]) -> Logits:
         known = {} if found.probabilities is None else {"probabilities": found.probabilities}
         return {"logits": found.logits} | known, checks
 
-    def capture() -> CompiledCall:
-        with eager.frozen():
-            tensors = (*model.module.parameters(), *model.module.buffers())
-            return CompiledCall(work, work, (x, None), tensors, long=is_long(x, len(x)))
-
-    key = ("predict", model.task, model.classes, model.value, network.autocast, shape_key((x,)))
+    key = ("predict", model.task, model.classes, model.value, network.autocast)
     with torch.no_grad():
-        cache = graphs_of(model.module)
-        replayed = cache.attempt(key, capture, (x, None), fits=lambda: fits_memory(x, len(x)))
+        replayed = replay(eager, key, work, work, (x, None), presented=x, views=len(x))
         if replayed is None:
             return predict(eager, x)
         found = replayed.finish()

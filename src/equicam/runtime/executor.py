@@ -25,14 +25,17 @@ from equicam.readers.model import Model
 from equicam.readers.reading import Reader
 from equicam.recipe import Recipe
 from equicam.runtime.compiled import predict_compiled, run_compiled
-from equicam.runtime.graphs import CompiledCall, fits_memory, graphs_of, is_long, keep_constants, shape_key
+from equicam.runtime.graphs import keep_constants, replay
 from equicam.runtime.pending import DeferredChecks, Pending, Tensors
 from equicam.runtime.view_reader import ViewReader
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 KEPT_BYTES, LARGEST_BLOCK = 2**31 - 1, 2**30
-CHOSEN_BY_USER = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
-"""Beginnings of the names of environment variables with which somebody has chosen how memory is allocated."""
+CHOSEN_BY_USER = (
+    "MALLOC_",
+    "GLIBC_TUNABLES",
+    "LD_PRELOAD",
+)  # environment variables that decide on memory begin so
 
 
 @cache
@@ -89,16 +92,16 @@ class Executor:
         """
         with_gradient = torch.is_grad_enabled()
         presented = x if window is None else crop_centre(x, window.size)
-        count = max(len(x), pad_to or 0)
         if key is not None and self._compiles(x):
+            count = max(len(x), pad_to or 0)
             with self.context(x.device, constants=False):
                 inputs, views = (_pad(x, count), _pad(target, count)), count * views_per_image
                 replayed = self._replay(reader, work, inputs, key, window, presented, views)
+            if replayed is not None and count > len(x):
+                cut, whole = partial(_first, count=len(x)), replayed
+                return Pending(cut(whole.tensors), lambda: cut(whole.finish()), whole.check)
             if replayed is not None:
-                if count == len(x):
-                    return replayed
-                cut = partial(_first, count=len(x))
-                return Pending(cut(replayed.tensors), lambda: cut(replayed.finish()), replayed.check)
+                return replayed
         with self.context(x.device):
             raise_failed(self._checks(x))
 
@@ -215,7 +218,7 @@ class Executor:
         presented: Float[Tensor, "b c H W"],
         views: int,
     ) -> Pending[Tensors] | None:
-        """A captured graph's results, still on their way; None where memory does not suffice for it, now or before."""
+        """`replay` of the work, with its checks."""
         network = self._network(reader)
         assert network is not None  # noqa: S101  # only work on a network has a key
         model = network.model
@@ -225,22 +228,13 @@ class Executor:
             views.checks.add(self._checks(images))
             return work(views, images, wanted), views.checks
 
-        def capture() -> CompiledCall:
-            LOG.info("compiling for inputs %s", tuple(inputs[0].shape))
-            with network.frozen():
-                tensors = (*model.module.parameters(), *model.module.buffers())
-                return CompiledCall(
-                    partial(whole, compiled=False), partial(whole, compiled=True), inputs, tensors,
-                    long=is_long(presented, views),
-                )  # fmt: skip
-
         about = (
             model.layer, model.layout, model.rectify_weights, model.classes, model.task, tuple(model.mean), tuple(model.std),
             self.autocast, self.refuse_unscaled,
         )  # fmt: skip
-        full_key = (about, reader, key, window, shape_key(inputs))
-        cache = graphs_of(model.module)
-        return cache.attempt(full_key, capture, inputs, fits=lambda: fits_memory(presented, views))
+        captured, traceable = partial(whole, compiled=True), partial(whole, compiled=False)
+        whole_key = (about, reader, key, window)
+        return replay(network, whole_key, traceable, captured, inputs, presented=presented, views=views)
 
 
 def _pad(rows: Tensor | None, count: int) -> Any:

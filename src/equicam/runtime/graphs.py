@@ -20,12 +20,11 @@ from torch import Tensor, nn
 
 from equicam.core.views import keeper
 from equicam.readers.failures import Check, out_of_memory, raise_first
-from equicam.readers.forward import views_that_fit
+from equicam.readers.forward import Network, views_that_fit
 from equicam.runtime.compile.traced import TracedCall
 from equicam.runtime.pending import DeferredChecks, Pending, Tensors, allow_side_stream, join_side_stream
 
-MAX_KEPT_BYTES = 256 * 2**20
-"""Between calls. A call keeps what it uses until it ends, however large."""
+MAX_KEPT_BYTES = 256 * 2**20  # between calls; a call keeps what it uses until it ends, however large
 _kept: OrderedDict[Hashable, Tensor] = OrderedDict()
 _lock = threading.Lock()
 
@@ -47,7 +46,10 @@ def keep_constants(also_in: list[Tensor] | None = None) -> Iterator[None]:
     finally:
         keeper.reset(token)
         if outermost:
-            _drop_least_recent()
+            with _lock:
+                total = sum(tensor.nbytes for tensor in _kept.values())
+                while total > MAX_KEPT_BYTES and len(_kept) > 1:
+                    total -= _kept.popitem(last=False)[1].nbytes  # the least recently used
 
 
 def _lookup(make: Callable[..., Tensor], *args: object) -> Tensor:
@@ -63,35 +65,30 @@ def _lookup(make: Callable[..., Tensor], *args: object) -> Tensor:
         return _kept.setdefault(key, made)
 
 
-def _drop_least_recent() -> None:
-    with _lock:
-        total = sum(tensor.nbytes for tensor in _kept.values())
-        while total > MAX_KEPT_BYTES and len(_kept) > 1:
-            _, dropped = _kept.popitem(last=False)
-            total -= dropped.nbytes
-
-
 ALWAYS_CAPTURED_VALUES = 64 * 3 * 224**2
 """Calls whose views hold at most this many values are captured without estimating memory."""
 LONG_VALUES = 256 * 3 * 224**2
 """Calls whose views hold more run for ten milliseconds and longer: their kernels are launched one by one."""
 
 
-def is_long(x: Float[Tensor, "b c H W"], views: int) -> bool:
+def _is_long(x: Float[Tensor, "b c H W"], views: int) -> bool:
     """Whether a call of so many views of these images is launched, not captured."""
     return views * x[0].numel() > LONG_VALUES
 
 
-def fits_memory(x: Float[Tensor, "b c H W"], views: int) -> bool:
+def _fits_memory(x: Float[Tensor, "b c H W"], views: int) -> bool:
     """Whether memory holds so many views of the images at once, and twice where they are captured."""
     if views * x[0].numel() <= ALWAYS_CAPTURED_VALUES:
         return True
-    return views * (1 if is_long(x, views) else 2) <= views_that_fit(x, with_kept=True)
+    return views * (1 if _is_long(x, views) else 2) <= views_that_fit(x, with_kept=True)
 
 
 LOG = logging.getLogger(__name__)
+Inputs = tuple[Tensor, Tensor | None]
+"""Images and targets."""
 CapturedWork = Callable[[Tensor, Tensor | None], tuple[Tensors, DeferredChecks]]
-"""(images, target) → results by name, and the checks they must pass."""
+"""Inputs → results by name, and the checks they must pass."""
+Wait = Callable[[], object]
 MAX_GRAPHS_PER_MODEL = 8  # each holds the memory its work needs
 WARMUP_RUNS = 3  # in which compilers and libraries choose their kernels
 MAX_PACKED_VALUES = 1 << 16
@@ -106,10 +103,8 @@ class _PackedTensors:
     def __init__(self, found: Tensors) -> None:
         self.large = {name: value for name, value in found.items() if value.numel() > MAX_PACKED_VALUES}
         # the widest types first: every tensor then starts at a multiple of its type's width
-        small = sorted(
-            ((name, value) for name, value in found.items() if name not in self.large),
-            key=lambda named: -named[1].element_size(),
-        )
+        small = [(name, value) for name, value in found.items() if name not in self.large]
+        small.sort(key=lambda named: -named[1].element_size())
         self.layout = [(name, value.dtype, value.shape, value.nbytes) for name, value in small]
         self.bytes = torch.cat([value.reshape(-1).view(torch.uint8) for _, value in small])
 
@@ -122,9 +117,7 @@ class _PackedTensors:
         return found
 
 
-def pending_call(
-    tensors: Tensors, checks: list[Check], host: Tensor, wait: Callable[[], object]
-) -> Pending[Tensors]:
+def pending_call(tensors: Tensors, checks: list[Check], host: Tensor, wait: Wait) -> Pending[Tensors]:
     """The results of a call, still on their way; when `wait` returns, `host` says which checks passed, and the flags."""
 
     def check() -> None:  # it keeps no tensor of the results alive
@@ -151,7 +144,7 @@ class CompiledCall:
         self,
         traceable: CapturedWork,
         work: CapturedWork,
-        inputs: tuple[Tensor, Tensor | None],
+        inputs: Inputs,
         network_tensors: Iterable[Tensor] = (),
         *,
         long: bool = False,
@@ -234,9 +227,7 @@ class GraphCache:
         self.identity: list[int] = []
         self.versions: list[int] = []
 
-    def run(
-        self, key: Hashable, capture: Callable[[], CompiledCall], inputs: tuple[Tensor, Tensor | None]
-    ) -> Pending[Tensors]:
+    def run(self, key: Hashable, capture: Callable[[], CompiledCall], inputs: Inputs) -> Pending[Tensors]:
         """The results of the graph of that key; captured now if there is none or the network has changed.
 
         Replay first, then check whether parameters or hooks moved or changed; if so, discard the result. The graph
@@ -265,26 +256,51 @@ class GraphCache:
             self.graphs.popitem(last=False)
         return found
 
-    def attempt(
-        self,
-        key: Hashable,
-        capture: Callable[[], CompiledCall],
-        inputs: tuple[Tensor, Tensor | None],
-        *,
-        fits: Callable[[], bool],
-    ) -> Pending[Tensors] | None:
-        """As `run`; None where memory does not suffice for it, now or before."""
-        if key in self.too_large or not (key in self.graphs or fits()):
-            return None
-        try:
-            return self.run(key, capture, inputs)
-        except RuntimeError as error:
-            if not out_of_memory(error):
-                raise
-            if key not in self.graphs:  # there was no memory to make it; else this call alone has too little
-                self.graphs.clear()
-                self.too_large.add(key)
-            return None
+
+_caches: WeakKeyDictionary[nn.Module, GraphCache] = WeakKeyDictionary()
+
+
+def _graphs_of(module: nn.Module) -> GraphCache:
+    if module not in _caches:
+        _caches[module] = GraphCache(module)
+    return _caches[module]
+
+
+def replay(
+    network: Network,
+    key: tuple[Hashable, ...],
+    traceable: CapturedWork,
+    work: CapturedWork,
+    inputs: Inputs,
+    *,
+    presented: Float[Tensor, "b c H W"],
+    views: int,
+) -> Pending[Tensors] | None:
+    """The results of captured work on a network, still on their way; None where memory does not suffice, now or before.
+
+    Calls with equal keys and inputs of equal shapes do the same; `presented` are the images as the network sees them.
+    """
+    module = network.model.module
+    graphs = _graphs_of(module)
+    key = (*key, tuple(None if t is None else (tuple(t.shape), t.dtype, t.device) for t in inputs))
+
+    def capture() -> CompiledCall:
+        LOG.info("compiling for inputs %s", tuple(inputs[0].shape))
+        with network.frozen():
+            tensors = (*module.parameters(), *module.buffers())
+            return CompiledCall(traceable, work, inputs, tensors, long=_is_long(presented, views))
+
+    if key in graphs.too_large or not (key in graphs.graphs or _fits_memory(presented, views)):
+        return None
+    try:
+        return graphs.run(key, capture, inputs)
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        if key not in graphs.graphs:  # there was no memory to make it; else this call alone has too little
+            graphs.graphs.clear()
+            graphs.too_large.add(key)
+        return None
 
 
 def _identity(parts: list[ref[nn.Module]]) -> tuple[list[int], list[int]]:
@@ -312,16 +328,3 @@ def _identity(parts: list[ref[nn.Module]]) -> tuple[list[int], list[int]]:
 
 _HOOKS, _TENSORS = attrgetter("_forward_pre_hooks", "_forward_hooks"), attrgetter("_parameters", "_buffers")
 _VERSION = attrgetter("_version")
-_caches: WeakKeyDictionary[nn.Module, GraphCache] = WeakKeyDictionary()
-
-
-def graphs_of(module: nn.Module) -> GraphCache:
-    """A network's graphs."""
-    if module not in _caches:
-        _caches[module] = GraphCache(module)
-    return _caches[module]
-
-
-def shape_key(tensors: tuple[Tensor | None, ...]) -> Hashable:
-    """Equal for inputs that one graph can take."""
-    return tuple(None if t is None else (tuple(t.shape), t.dtype, t.device) for t in tensors)

@@ -21,6 +21,7 @@ from equicam.readers.failures import Check, raise_first
 Name = TypeVar("Name", bound=Hashable)
 Result = TypeVar("Result")
 Tensors = dict[str, Tensor]
+Started = tuple[Name, Callable[[], Result]]
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,12 @@ class Pending(Generic[Result]):
     check: Callable[[], None]  # the waiting and the checks alone; it keeps no tensor alive
 
 
-def finish_in_order(
-    started: Iterable[tuple[Name, Callable[[], Result]]], ahead: int
-) -> Iterator[tuple[Name, Result]]:
+def finish_in_order(started: Iterable[Started[Name, Result]], ahead: int) -> Iterator[tuple[Name, Result]]:
     """Names and results of work that is started as this iterates; `ahead` pieces are started before one is finished.
 
     What was started is finished also if the next piece fails or is interrupted; the error comes after it.
     """
-    waiting: deque[tuple[Name, Callable[[], Result]]] = deque()
+    waiting: deque[Started[Name, Result]] = deque()
     failed: BaseException | None = None
     pieces = iter(started)
     while True:
@@ -58,7 +57,7 @@ def finish_in_order(
         raise failed
 
 
-def _finish_first(waiting: deque[tuple[Name, Callable[[], Result]]]) -> tuple[Name, Result]:
+def _finish_first(waiting: deque[Started[Name, Result]]) -> tuple[Name, Result]:
     name, finish = waiting.popleft()
     return name, finish()
 
@@ -167,12 +166,12 @@ _staging = cache(_Staging)
 
 
 def numbers_of_levels(
-    levels: UInt8[Tensor, "b c H W"], numbers: NDArray[np.float32]
+    levels: UInt8[Tensor, "b c H W"], table: NDArray[np.float32]
 ) -> Float[Tensor, "b c H W"]:
     """The number of every level, by a table [c, 256]."""
-    table = _table(numbers.tobytes(), levels.device)
-    first = torch.arange(0, table.numel(), 256, dtype=torch.int32, device=levels.device).view(-1, 1, 1)
-    return table.index_select(0, (levels + first).flatten()).view(levels.shape)
+    numbers = _table(table.tobytes(), levels.device)
+    first = torch.arange(0, numbers.numel(), 256, dtype=torch.int32, device=levels.device).view(-1, 1, 1)
+    return numbers.index_select(0, (levels + first).flatten()).view(levels.shape)
 
 
 @lru_cache(maxsize=16)
@@ -184,11 +183,11 @@ def _table(numbers: bytes, device: torch.device) -> Tensor:
 def send_to_host(tensors: Mapping[str, Tensor]) -> Callable[[], dict[str, Tensor]]:
     """Start copying tensors to the CPU; the function returned waits until they are there."""
     on_their_way = {name: value.to("cpu", non_blocking=True) for name, value in tensors.items()}
-    devices = [value.device for value in tensors.values() if value.is_cuda]
-    if not devices:
+    device = next((value.device for value in tensors.values() if value.is_cuda), None)
+    if device is None:
         return lambda: on_their_way
     arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    arrived.record(torch.cuda.current_stream(devices[0]))
+    arrived.record(torch.cuda.current_stream(device))
 
     def wait() -> dict[str, Tensor]:
         arrived.synchronize()
@@ -208,9 +207,7 @@ def send_packed_to_host(tensors: Mapping[str, Tensor]) -> Callable[[], dict[str,
 
     def wait() -> dict[str, Tensor]:
         parts = torch.split(arrive()["all"], [value.numel() for value in packed.values()])
-        arrived = {
-            name: part.view(value.shape) for (name, value), part in zip(packed.items(), parts, strict=True)
-        }
-        return others | arrived
+        pairs = zip(packed.items(), parts, strict=True)
+        return others | {name: part.view(value.shape) for (name, value), part in pairs}
 
     return wait

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -60,10 +59,8 @@ class ViewReader:
                     predictions.append(replace(forward, captured=(), gradient=no_gradient))
                 if target is None:
                     raise EquicamError("an explainer without a model", "a target class", None, "target=0")
-                targets = Targets(
-                    target.repeat(len(piece)), None if presented is None else presented.repeat(len(piece), 1)
-                )
-                readings.append(self._read_piece(batch, forward, targets))
+                logits = None if presented is None else presented.repeat(len(piece), 1)
+                readings.append(self._read_piece(batch, forward, Targets(target.repeat(len(piece)), logits)))
                 del forward  # before the next pass, so that only one pass's features are alive
         assert target is not None  # noqa: S101  # set by the first piece
         size = (views_of_x.shape[-2], views_of_x.shape[-1])
@@ -88,27 +85,23 @@ class ViewReader:
         wanted, classes = target, presented.shape[1]
         if wanted is None:
             if classes > 1 and self.network is not None and not self.network.model.has_probabilities:
-                raise EquicamError(
-                    "target", f"one of {classes} outputs: values have no top-1", None, "target=0"
-                )
+                needs = f"one of {classes} outputs: values have no top-1"
+                raise EquicamError("target", needs, None, "target=0")
             return presented.argmax(1)
-
-        def passes() -> Tensor:
-            return ((wanted >= 0) & (wanted < classes)).all()
-
-        def error() -> EquicamError:
-            return EquicamError("target", f"classes from 0 to {classes - 1}", wanted.tolist(), "target=None")
-
-        self.checks.add([Check(passes, error)])
+        needs = f"classes from 0 to {classes - 1}"
+        exists = Check(
+            lambda: ((wanted >= 0) & (wanted < classes)).all(),
+            lambda: EquicamError("target", needs, wanted.tolist(), "target=None"),
+        )
+        self.checks.add([exists])
         return wanted.clamp(0, classes - 1)  # until the check is evaluated, no index may be out of range
 
     def _read_piece(
         self, batch: Float[Tensor, "n c H W"], forward: Forward | None, targets: Targets
     ) -> Reading:
         if forward is None or self.network is None:
-            autocast = (
-                torch.autocast(batch.device.type, dtype=self.autocast) if self.autocast else nullcontext()
-            )
+            dtype, device = self.autocast, batch.device.type
+            autocast = torch.autocast(device, dtype=dtype) if dtype else nullcontext()
             with autocast, torch.set_grad_enabled(self.with_gradient):
                 reading = self.reader.read(None, batch, None, targets)
         else:
@@ -134,9 +127,7 @@ class ViewReader:
             logits = _cat([p.logits for p in predictions])
             known = [p.probabilities for p in predictions if p.probabilities is not None]
             probabilities = _cat(known) if known else None
-        if (
-            probabilities is None
-        ):  # without a model, or of values: unknown confidence, and the target everywhere
+        if probabilities is None:  # no model, or values: confidence is unknown, and the top-1 the target
             like = values[0] if logits is None else logits
             top1, confidence = everywhere, torch.full((t, b), torch.nan, dtype=like.dtype, device=like.device)
         else:
@@ -170,20 +161,17 @@ def as_targets(
     if isinstance(target, str):
         target = class_index(target, classes)
     elif isinstance(target, list | tuple):
-        numbers: list[Any] = [class_index(one, classes) if isinstance(one, str) else one for one in target]
-        target = numbers
+        target = [class_index(one, classes) if isinstance(one, str) else one for one in target]
     try:
         wanted = torch.as_tensor(target, device=x.device)
     except (TypeError, ValueError, RuntimeError):
         wanted = torch.empty(0)
     if wanted.is_floating_point() or wanted.dtype == torch.bool or wanted.numel() == 0 or wanted.ndim > 1:
-        raise EquicamError(
-            "target", "a class by number or name, or one for each image", repr(target), "target=3"
-        )
+        needs = "a class by number or name, or one for each image"
+        raise EquicamError("target", needs, repr(target), "target=3")
     if wanted.ndim == 1 and len(wanted) != len(x):
-        raise EquicamError(
-            "target", f"one class for each of {len(x)} images", f"{len(wanted)}", "one int for them all"
-        )
+        needs = f"one class for each of {len(x)} images"
+        raise EquicamError("target", needs, f"{len(wanted)}", "one int for them all")
     return wanted.long().expand(len(x))
 
 

@@ -103,9 +103,9 @@ class _Fusable:
     """A convolution and what is added to it before a ReLU."""
 
     convolution: _Convolution
-    residual: Node | None = None
+    residual: Node = None
     shortcut: _Convolution | None = None  # the residual, if it is a convolution that nobody else reads
-    addition: Node | None = None
+    addition: Node = None
 
     def bias(self) -> Tensor:
         """That of the convolution, which a shortcut's joins."""
@@ -260,9 +260,8 @@ def _constant(graph: fx.GraphModule, node: Node) -> Weight | None:
         return source
     target, args, kwargs = node.target, node.args[1:], node.kwargs
 
-    def compute() -> Tensor:
-        found: Tensor = target(source(), *args, **kwargs)
-        return found
+    def compute() -> Any:
+        return target(source(), *args, **kwargs)
 
     return compute
 
@@ -277,10 +276,8 @@ def _has_kernel_for(convolution: _Convolution, added: Added) -> bool:
     x, result = convolution.x.meta.get("val"), convolution.result.meta.get("val")
     if x is None or result is None or x.dtype != result.dtype or not _uses_cudnn(x):
         return False
-    settings = tuple(tuple(each) for each in convolution.settings)
-    return _has_kernel(
-        x.device, x.dtype, tuple(x.shape[1:]), tuple(convolution.weight().shape), settings, added
-    )
+    settings, weight = tuple(tuple(each) for each in convolution.settings), tuple(convolution.weight().shape)
+    return _has_kernel(x.device, x.dtype, tuple(x.shape[1:]), weight, settings, added)
 
 
 def _uses_cudnn(x: Tensor) -> bool:
@@ -342,12 +339,9 @@ def _convolution_relu(
 def _(
     x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, stride: list[int], padding: list[int], dilation: list[int],  # noqa: ARG001
 ) -> Tensor:  # fmt: skip
-    height, width = (
-        (whole + 2 * around - apart * (kernel - 1) - 1) // step + 1
-        for whole, kernel, step, around, apart in zip(
-            x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
-        )
+    sides = zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    size = (
+        (whole + 2 * pad - apart * (kernel - 1) - 1) // step + 1 for whole, kernel, step, pad, apart in sides
     )
-    return torch.empty(
-        (len(x), len(weight), height, width), dtype=x.dtype, device=x.device, memory_format=LAST
-    )
+    shape = (len(x), len(weight), *size)
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=LAST)
