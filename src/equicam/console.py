@@ -199,12 +199,10 @@ def exit_on_error(interrupted: str = "") -> Iterator[None]:
 def as_typed(error: Exception) -> str:
     """An error's sentence; its fix names options as they are typed, not as Python spells them."""
     if isinstance(error, OSError) and error.strerror and isinstance(error.filename, str | os.PathLike):
-        in_the_way = isinstance(error, FileExistsError)
-        error = EquicamError(
-            repr(os.fspath(error.filename)),
-            "to be a folder" if in_the_way else "to be a path that can be read and written",
-            "a file" if in_the_way else error.strerror, "another path",
-        )  # fmt: skip
+        needs, got = "to be a path that can be read and written", error.strerror
+        if isinstance(error, FileExistsError):
+            needs, got = "to be a folder", "a file"
+        error = EquicamError(repr(os.fspath(error.filename)), needs, got, "another path")
     if isinstance(error, EquicamError):
         fix = ARGUMENT.sub(lambda found: _as_option(found[1], found[2].strip('"')), error.fix)
         error = EquicamError(error.what, error.needs, error.got, fix)

@@ -45,11 +45,10 @@ class Explanation:
 
     map: Float[Tensor, "b H W"]  # in [0, 1]
     raw: Float[Tensor, "b H W"]  # just before the last min–max
-    peum: Float[Tensor, "b H W"]  # per-image explanation uncertainty: variance of the views' aligned maps
+    peum: Float[Tensor, "b H W"]  # PEUM (per-image explanation uncertainty): variance of aligned maps
     peum_score: Float[Tensor, " b"]  # mean of peum
-    # mean Pearson of the presented view's own map with every other's, aligned; NaN for one view
-    stability: Float[Tensor, " b"]
-    stability_by_view: Float[Tensor, "b t"]  # the same for each view
+    stability: Float[Tensor, " b"]  # mean of stability_by_view over the other views; NaN for one view
+    stability_by_view: Float[Tensor, "b t"]  # Pearson of its own map with the presented view's, aligned
     target: Int[Tensor, " b"]  # the class explained
     confidence: Float[Tensor, " b"]  # its probability in the presented image; NaN where a value is explained
     view_confidence: Float[Tensor, "b t"]  # its probability in each view
@@ -187,15 +186,11 @@ class Explanation:
 
     def state(self) -> dict[str, Any]:
         """Tensors and plain values, which `torch.save` writes and `torch.load(…, weights_only=True)` reads."""
-        found = self.cpu()
-        # cloned, because torch writes the whole storage behind a slice
-        tensors = {name: value.detach().clone() for name, value in found._tensors().items()}
-        return found._plain() | tensors
+        return self.cpu()._state()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as its state, on its device, so that `torch.save(e, …)` is read by `torch.load`, which runs no code."""
-        tensors = {name: value.detach().clone() for name, value in self._tensors().items()}
-        return restore, (self._plain() | tensors,)
+        return restore, (self._state(),)
 
     @staticmethod
     def load(path: str | Path) -> "Explanation":
@@ -212,12 +207,14 @@ class Explanation:
         found = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in found.items() if isinstance(value, Tensor)}
 
-    def _plain(self) -> dict[str, Any]:
-        """Everything but the tensors, as values that torch reads without running code."""
+    def _state(self) -> dict[str, Any]:
+        """Tensors, and everything else as values that torch reads without running code."""
         names = ("layer", "mean", "std", "classes", "task", "is_only_output")
-        flags, views = [sorted(one) for one in self.flags], list(self.views.to_plain())
-        plain = {name: getattr(self, name) for name in names}
-        return {"equicam": __version__, "views": views, "flags": flags} | plain
+        state: dict[str, Any] = {name: getattr(self, name) for name in names}
+        state |= {"equicam": __version__, "views": list(self.views.to_plain())}
+        state["flags"] = [sorted(one) for one in self.flags]
+        # cloned, because torch writes the whole storage behind a slice
+        return state | {name: value.detach().clone() for name, value in self._tensors().items()}
 
     def _drawings(self, count: int) -> "list[ImageDrawing]":
         """The first images as arrays and text."""
@@ -232,13 +229,10 @@ class Explanation:
             image, own = None if self.inputs is None else images[i], None
             if several and presented is not None:
                 own = overlay(images[i], stretch(arrays["view_maps"][i, presented], images.shape[1:3]))
-            peum, correlations = (
-                arrays["peum"][i] if several else None,
-                arrays["stability_by_view"][i].tolist(),
-            )
+            peum, correlations = arrays["peum"][i] if several else None, arrays["stability_by_view"][i]
             drawing = ImageDrawing(
                 title, tuple(facts), image, overlays[i], own, some.steadiness[i].word, peum, self.views.transforms,
-                tuple(correlations),
+                tuple(correlations.tolist()),
             )  # fmt: skip
             drawings.append(drawing)
         return drawings

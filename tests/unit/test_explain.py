@@ -13,18 +13,13 @@ from tests.conftest import Cnn, Vit, assert_alive, pictures, seeded
 
 def test_fields_have_the_promised_shapes_and_ranges(cnn, x):
     e = equicam.explain(cnn, x, views=6)
-    shapes = {"map": (2, 32, 32), "raw": (2, 32, 32), "peum": (2, 32, 32), "peum_score": (2,), "target": (2,)}
-    shapes |= {
-        "view_confidence": (2, 6),
-        "view_flips": (2, 6),
-        "view_kept": (2, 6),
-        "view_maps": (2, 6, 8, 8),
-    }
+    shapes = dict.fromkeys(("map", "raw", "peum"), (2, 32, 32)) | {"view_maps": (2, 6, 8, 8)}
+    shapes |= dict.fromkeys(("peum_score", "target"), (2,))
+    shapes |= dict.fromkeys(("view_confidence", "view_flips", "view_kept"), (2, 6))
     types = {"target": torch.int64, "view_flips": torch.bool, "view_kept": torch.bool}
     for name, shape in shapes.items():
-        assert (getattr(e, name).shape, getattr(e, name).dtype) == (shape, types.get(name, torch.float64)), (
-            name
-        )
+        value = getattr(e, name)
+        assert (value.shape, value.dtype) == (shape, types.get(name, torch.float64)), name
     assert (e.map.amin(), e.map.amax()) == (0, 1)
     assert e.raw.amax() != 1
     torch.testing.assert_close(e.peum_score, e.peum.mean((1, 2)))
@@ -196,10 +191,10 @@ class TupleLayer(nn.Module):
 class WithTuple(Cnn):
     def __init__(self):
         super().__init__()
-        self.pair, self.trunk = TupleLayer(self.trunk), nn.Sequential()
+        self.trunk = TupleLayer(self.trunk)
 
     def forward(self, x):
-        return self.rest(self.pair(x)[0])
+        return self.rest(self.trunk(x)[0])
 
 
 class Overwritten(Cnn):
@@ -233,15 +228,11 @@ class Small(Cnn):
     [
         pytest.param(lambda: Answers(lambda s: (s, s[:, :2])), "trunk", id="tuple"),
         pytest.param(lambda: Answers(lambda s: (s[:, 0], s)), "trunk", id="numbers first"),
-        pytest.param(
-            lambda: Answers(lambda s: [s[:, :, None, None], s]), "trunk", id="list with a picture first"
-        ),
-        pytest.param(
-            lambda: Answers(lambda s: {"features": s[:, :1], "logits": s}), "trunk", id="dict with logits"
-        ),
+        pytest.param(lambda: Answers(lambda s: [s[:, :, None, None], s]), "trunk", id="picture first"),
+        pytest.param(lambda: Answers(lambda s: {"features": s[:, :1], "logits": s}), "trunk", id="logits"),
         pytest.param(lambda: Answers(lambda s: {"out": s}), "trunk", id="dict with out"),
         pytest.param(lambda: Answers(Output), "trunk", id="object"),
-        pytest.param(WithTuple, "pair", id="layer returns a tuple"),
+        pytest.param(WithTuple, "trunk", id="layer returns a tuple"),
         pytest.param(Overwritten, "same", id="layer's input overwritten"),
         pytest.param(Small, "trunk", id="out of memory"),
     ],

@@ -24,9 +24,8 @@ class Devices:
     def __post_init__(self) -> None:
         kinds = {name.partition(":")[0] for name in self.names}
         if len(kinds) != 1 or (kinds != {"cpu"} and len(set(self.names)) != len(self.names)):
-            raise EquicamError(
-                "devices", "devices of one kind, each once", repr(",".join(self.names)), "cuda:0,cuda:1"
-            )
+            given = repr(",".join(self.names))
+            raise EquicamError("devices", "devices of one kind, each once", given, "cuda:0,cuda:1")
 
     @property
     def kind(self) -> str:

@@ -21,9 +21,7 @@ from equicam.readers.model import Model
 from equicam.reasons import describe
 
 MAX_UPLOAD_BYTES = 32 << 20
-MAX_UPLOADS = (
-    16  # images sent by the page that are kept, the last ones; those of the command line are all kept
-)
+MAX_UPLOADS = 16  # kept, the last ones, of images sent by the page
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,8 @@ from equicam.runtime.view_reader import ViewReader
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 KEPT_BYTES, LARGEST_BLOCK = 2**31 - 1, 2**30
-CHOSEN_BY_USER = (
-    "MALLOC_",
-    "GLIBC_TUNABLES",
-    "LD_PRELOAD",
-)  # environment variables that decide on memory begin so
+# beginnings of the names of environment variables with which somebody has chosen how memory is allocated
+CHOSEN_BY_USER = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
 
 
 @cache

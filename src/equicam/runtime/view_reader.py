@@ -60,11 +60,20 @@ class ViewReader:
                 if target is None:
                     raise EquicamError("an explainer without a model", "a target class", None, "target=0")
                 logits = None if presented is None else presented.repeat(len(piece), 1)
-                readings.append(self._read_piece(batch, forward, Targets(target.repeat(len(piece)), logits)))
+                targets = Targets(target.repeat(len(piece)), logits)
+                if forward is None or self.network is None:
+                    dtype, device = self.autocast, batch.device.type
+                    autocast = torch.autocast(device, dtype=dtype) if dtype else nullcontext()
+                    with autocast, torch.set_grad_enabled(self.with_gradient):
+                        readings.append(self.reader.read(None, batch, None, targets))
+                else:
+                    batch = batch.to(self.network.model.dtype)
+                    readings.append(self.reader.read(self.network, batch, forward, targets))
+                self.checks.add(readings[-1].checks)
                 del forward  # before the next pass, so that only one pass's features are alive
         assert target is not None  # noqa: S101  # set by the first piece
         size = (views_of_x.shape[-2], views_of_x.shape[-1])
-        return self._join(predictions, readings, views, target, presented, size)
+        return self._join(predictions, readings, views, target, size)
 
     def _forward(self, batch: Float[Tensor, "n c H W"]) -> Forward | None:
         if self.reader.forward is None or self.network is None:
@@ -78,11 +87,9 @@ class ViewReader:
         self.checks.add(forward.checks)
         return forward
 
-    def _choose_target(
-        self, presented: Float[Tensor, "b y"], target: Int[Tensor, " b"] | None
-    ) -> Int[Tensor, " b"]:
-        """The presented view's top-1 class, or the caller's class, checked to exist."""
-        wanted, classes = target, presented.shape[1]
+    def _choose_target(self, presented: Tensor, wanted: Int[Tensor, " b"] | None) -> Int[Tensor, " b"]:
+        """The presented view's top-1 class, or the caller's class, checked to exist; by the logits [b, y]."""
+        classes = presented.shape[1]
         if wanted is None:
             if classes > 1 and self.network is not None and not self.network.model.has_probabilities:
                 needs = f"one of {classes} outputs: values have no top-1"
@@ -96,26 +103,12 @@ class ViewReader:
         self.checks.add([exists])
         return wanted.clamp(0, classes - 1)  # until the check is evaluated, no index may be out of range
 
-    def _read_piece(
-        self, batch: Float[Tensor, "n c H W"], forward: Forward | None, targets: Targets
-    ) -> Reading:
-        if forward is None or self.network is None:
-            dtype, device = self.autocast, batch.device.type
-            autocast = torch.autocast(device, dtype=dtype) if dtype else nullcontext()
-            with autocast, torch.set_grad_enabled(self.with_gradient):
-                reading = self.reader.read(None, batch, None, targets)
-        else:
-            reading = self.reader.read(self.network, batch.to(self.network.model.dtype), forward, targets)
-        self.checks.add(reading.checks)
-        return reading
-
     def _join(
         self,
         predictions: list[Forward],
         readings: list[Reading],
         views: Views,
         target: Int[Tensor, " b"],
-        presented: Float[Tensor, "b y"] | None,
         size: tuple[int, int],
     ) -> ViewReadings:
         """Passes of the same images as one, [views, images, …]."""
@@ -132,13 +125,13 @@ class ViewReader:
             top1, confidence = everywhere, torch.full((t, b), torch.nan, dtype=like.dtype, device=like.device)
         else:
             confidence = probabilities.gather(1, everywhere.reshape(-1, 1)).view(t, b)
-            if self.network is None or not self.network.model.is_multilabel or presented is None:
-                top1 = probabilities.argmax(1).view(t, b)
-            else:
+            if self.network is not None and self.network.model.is_multilabel:
                 # Labels do not exclude each other: the top-1 is the target where that is predicted, and elsewhere the
                 # presented view's most probable other label, so that a flip is a change of that.
-                other = presented.scatter(1, everywhere[:1].T, -torch.inf).argmax(1)
+                other = predictions[0].logits[:b].scatter(1, everywhere[:1].T, -torch.inf).argmax(1)
                 top1 = torch.where(confidence >= LABEL_PREDICTED_FROM, everywhere, other)
+            else:
+                top1 = probabilities.argmax(1).view(t, b)
         return ViewReadings(
             views=views, stage=readings[0].stage, values=values, confidence=confidence, top1=top1, target=target,
             logits=None if logits is None else logits[:b],

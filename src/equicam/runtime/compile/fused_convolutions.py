@@ -18,8 +18,7 @@ from torch import Tensor, fx
 
 from equicam.readers.logits import at_least_float32
 
-Node = Any
-"""An `fx.Node`; its arguments have no types."""
+Node = Any  # an `fx.Node`; its arguments have no types
 
 
 def _changes_tensors(node: Node) -> bool:
@@ -50,13 +49,11 @@ def _is_view(node: Node) -> bool:
 
 
 aten = torch.ops.aten
-Weight = Callable[[], Tensor]
-"""Computes a tensor from a network's weights as they are now."""
+Weight = Callable[[], Tensor]  # computes a tensor from a network's weights as they are now
 RELUS = (aten.relu.default, aten.relu_.default)
 ADDITIONS = (aten.add.Tensor, aten.add_.Tensor)
 NORMS = (aten.native_batch_norm.default, aten.cudnn_batch_norm.default)
-IS_TRAINING, EPSILON = 5, 7
-"""The positions of a norm's arguments."""
+IS_TRAINING, EPSILON = 5, 7  # positions of a norm's arguments
 RESHAPES = (
     aten._to_copy.default, aten.detach.default, aten.clone.default, aten.view.default, aten._unsafe_view.default,
     aten.permute.default, aten.transpose.int, aten.t.default, aten.constant_pad_nd.default,
@@ -65,8 +62,7 @@ RESHAPES = (
 LAST = torch.channels_last
 Added = Literal["nothing", "channel", "image"]
 """What is added to a convolution: nothing, a value per channel, or a tensor of its result's shape."""
-SAME_WITHIN = 0.02
-"""The relative error of a kernel next to separate operations; in bf16 it is .002."""
+SAME_WITHIN = 0.02  # the relative error of a kernel next to separate operations; in bf16 it is .002
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,8 @@ from equicam.runtime.compile.fused_convolutions import Weight, fuse_convolutions
 from equicam.runtime.pending import Tensors
 
 aten = torch.ops.aten
-FEW_CHANNELS = 4
-"""Images have as many at most; the layers of a network have more."""
-CHANNEL_MULTIPLE = 8
-"""Tensor cores read channels by as many; a library's kernel for fewer first fills them up, in a pass of its own."""
+FEW_CHANNELS = 4  # images have as many at most; the layers of a network have more
+CHANNEL_MULTIPLE = 8  # tensor cores read as many; a kernel for fewer fills them up in a pass of its own
 
 
 class TracedCall:
@@ -41,15 +39,13 @@ class TracedCall:
         graph.recompile()
         self.run: Callable[..., Tensors] = graph
 
-    def compile(self, inputs: Sequence[Tensor]) -> "TracedCall":
+    def compile(self, inputs: Sequence[Tensor]) -> None:
         """Compile the graph for inputs of these shapes."""
         from torch._inductor.compile_fx import compile_fx
 
         graph: Any = self.run
         with torch.no_grad():
-            compiled: Any = compile_fx(graph, [*inputs, *self.weights])
-        self.run = compiled
-        return self
+            self.run = compile_fx(graph, [*inputs, *self.weights])  # type: ignore[assignment]
 
     def __call__(self, *inputs: Tensor) -> Tensors:
         """The results for inputs of the same shapes."""
@@ -96,10 +92,8 @@ def _take_out_constants(graph: fx.GraphModule) -> list[Tensor]:
             continue
         if node.target not in found:
             with graph.graph.inserting_before(first):
-                found[node.target] = (
-                    getattr(graph, node.target),
-                    graph.graph.placeholder(f"constant{len(found)}"),
-                )
+                placeholder = graph.graph.placeholder(f"constant{len(found)}")
+            found[node.target] = getattr(graph, node.target), placeholder
         node.replace_all_uses_with(found[node.target][1])
         if node is first:
             first = node.next
@@ -122,10 +116,9 @@ def _(x: Tensor, grid: Tensor, mode: int, padding: int, align_corners: bool) -> 
     return x.new_empty((len(grid), x.shape[1], grid.shape[1], grid.shape[2]))
 
 
-def _sample_uncompiled(x: Tensor, grid: Tensor, mode: int, padding: int, align_corners: bool) -> Tensor:
+def _sample_uncompiled(x: Tensor, grid: Tensor, mode: int, padding: int, align_corners: bool) -> Any:
     # one set of planes for all grids is not copied for each
-    found: Tensor = _sample(x[:1] if x.stride(0) == 0 else x, grid, mode, padding, align_corners)
-    return found
+    return _sample(x[:1] if x.stride(0) == 0 else x, grid, mode, padding, align_corners)
 
 
 def _convolution(
@@ -165,8 +158,7 @@ def _on_blocks(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padd
 
     Zeros in front of the kernel let it start where a block starts.
     """
-    of_x: list[int] = []
-    of_weight: list[int] = []
+    of_x, of_weight = [], []  # paddings
     for whole, kernel, before in zip(x.shape[2:], weight.shape[2:], padding, strict=True):
         results = (whole + 2 * before - kernel) // stride + 1
         blocks_before = -(-before // stride)
