@@ -36,10 +36,9 @@ IMAGES_PER_BATCH = 8
 
 @dataclass(frozen=True)
 class ExplainedFile:
-    """One image file: the stem and facts of the files written for it, or the error that prevented them."""
+    """One image file: the facts written for it, or the error that prevented them."""
 
     path: Path
-    stem: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
     error: EquicamError | None = None
 
@@ -75,17 +74,17 @@ def explain_files(
         loaded = [one for _, one in opened]
         if context == "none":
             x, window = stack_images(loaded), None
-            explanation = explain(model, x, method=method, **options)
         else:
             x, size = stack_surrounds(loaded)
             window = Window(size)
-            explanation = explain(model, loaded, method=method, context=context, **options)
+        given = x if window is None else loaded
+        explanation = explain(model, given, method=method, context=context, **options)
         for i, (path, _) in enumerate(opened):
             stem, one = _safe_stem(str(path), taken), explanation[i]
             facts = {"image": str(path), "method": method} | _facts(model, one)
             facts["files"] = _draw_files(model, x[i : i + 1], one, facts, window, out / stem)
             (out / f"{stem}.json").write_text(json.dumps(facts, indent=2, ensure_ascii=True) + "\n")
-            yield ExplainedFile(path, stem, facts)
+            yield ExplainedFile(path, facts)
 
 
 def _facts(model: Model, one: Explanation) -> dict[str, Any]:
@@ -154,14 +153,12 @@ def _draw_files(
         figures["peum"] = [[("image", image), (caption, deviation)]]
     files = {kind: f"{path.name}.{kind}.png" for kind in figures}
     for kind, rows in figures.items():
-        text, inches = (f"each view alone: {title}", 1.7) if kind == "views" else (title, 3)
-        _draw_panel(rows, path.with_name(files[kind]), title=text, inches=inches)
+        text, inches = (f"each view alone: {title}", 1.7) if kind == "views" else (title, 3.0)
+        _draw_panel(rows, path.with_name(files[kind]), text, inches)
     return files
 
 
-def _draw_panel(
-    rows: list[list[tuple[str, RgbImage]]], path: Path, *, title: str, inches: int | float
-) -> None:
+def _draw_panel(rows: list[list[tuple[str, RgbImage]]], path: Path, title: str, inches: float) -> None:
     """Titled images in rows, written as one PNG."""
     columns = max(map(len, rows))
     figure = Figure(figsize=(inches * columns, (inches + 0.3) * len(rows)), layout="compressed")
@@ -173,8 +170,7 @@ def _draw_panel(
         for cell, (name, image) in zip(row, entries, strict=False):
             cell.imshow(image, interpolation="nearest")
             cell.set_title(name, fontsize=9, parse_math=False)
-    if title:
-        figure.suptitle(title, fontsize=10, parse_math=False)
+    figure.suptitle(title, fontsize=10, parse_math=False)
     figure.savefig(path, dpi=150, bbox_inches="tight", pad_inches=0.08)
 
 
@@ -189,11 +185,8 @@ def _safe_stem(path: str, taken: set[str]) -> str:
     """A short plain file stem for any path, unlike all in `taken` whatever the case of letters; it joins them."""
     own = Path(path).stem
     plain = re.sub(r"[^A-Za-z0-9._-]+", "_", own).strip("._-")[:80] or "image"
-    digest = hashlib.sha256(str(path).encode("utf-8", "surrogateescape")).hexdigest()
-    tries = (
-        plain if n == 0 and plain == own else f"{plain}-{digest[:8]}{f'-{n}' if n > 1 else ''}"
-        for n in range(len(taken) + 3)
-    )
+    marked = f"{plain}-{hashlib.sha256(path.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
+    tries = [*([plain] if plain == own else []), marked, *(f"{marked}-{n}" for n in range(2, len(taken) + 3))]
     stem = next(s for s in tries if s.lower() not in taken)
     taken.add(stem.lower())
     return stem

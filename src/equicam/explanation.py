@@ -281,7 +281,7 @@ def _read_state(found: Any, what: str) -> Explanation:
         raise _not_stored(what, type(found).__name__)
     if missing := [f.name for f in fields(Explanation) if f.default is MISSING and f.name not in found]:
         raise _not_stored(what, f"one without {', '.join(missing)}")
-    given = {f.name: found.get(f.name) for f in fields(Explanation)}
+    given: dict[str, Any] = {f.name: found.get(f.name) for f in fields(Explanation)}
     for name, (is_valid, needed) in _PLAIN.items():
         if not is_valid(given[name]) and (given[name] is not None or name in ("views", "flags")):
             raise _not_stored(what, f"{name} other than {needed}")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from equicam.errors import EquicamError
+from equicam.errors import not_one_of
 
 SIGNALS = {"stability": "stability", "peum": "PEUM", "risk": "risk"}
 """The signals that rank images, as sentences name them."""
@@ -30,9 +30,7 @@ class Reason:
 
     def __post_init__(self) -> None:
         if self.code not in _SENTENCES:
-            raise EquicamError(
-                "a reason", f"one of the codes {', '.join(_SENTENCES)}", repr(self.code), '"text"'
-            )
+            raise not_one_of("a reason", _SENTENCES, self.code, '"text"')
 
     def to_row(self) -> dict[str, str]:
         """As a cell of a table: the code, and the values as JSON."""

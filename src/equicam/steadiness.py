@@ -69,7 +69,7 @@ def judge(
     spread = math.sqrt(math.fsum((r - mean) ** 2 for r in values) / (len(values) - 1))
     uncertainty = STANDARD_ERRORS * spread / math.sqrt(len(values))
     lowest, view = min(others)
-    facts = {"stability": mean, "uncertainty": uncertainty, "limit": STEADY_FROM}
+    facts: dict[str, Any] = {"stability": mean, "uncertainty": uncertainty, "limit": STEADY_FROM}
     facts |= {"lowest": lowest, "view": view, "changed": len(changed), "of": views}
     if mean - uncertainty >= STEADY_FROM:
         return Steadiness("steady", Reason("follows", facts))

@@ -14,7 +14,8 @@ from matplotlib.ticker import MaxNLocator
 
 from equicam.steadiness import STEADY_FROM
 
-Column, Mask = Float[np.ndarray, " n"], Bool[np.ndarray, " n"]
+Column = Float[np.ndarray, " n"]
+Mask = Bool[np.ndarray, " n"]
 INK, QUEUED, REST = "#26232e", "#5b2a86", "#d9d6e0"
 MAX_POINTS = 2000
 GREY, DARK_GREY = "#8a8594", "#6f6a7a"
@@ -118,19 +119,16 @@ def stability_against_stability(first: Column, second: Column) -> str:
     low = min(0.0, float(first.min(initial=0.0)), float(second.min(initial=0.0)))
     axes.plot((low, 1), (low, 1), color=INK, linestyle=(0, (5, 3)), linewidth=1, zorder=1)
     axes.scatter(first[up], second[up], 18, label="steadier in the second", **_FILLED)
-    axes.scatter(
-        first[down], second[down], 18, marker="v", linewidth=0.8, label="steadier in the first", **_HOLLOW
-    )
+    shape: Any = _HOLLOW | {"marker": "v", "linewidth": 0.8}
+    axes.scatter(first[down], second[down], 18, label="steadier in the first", **shape)
     if (same := ~up & ~down).any():
         axes.scatter(first[same], second[same], 7, color=INK, linewidth=0, label="the same")
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.set(xlim=(low - 0.02, 1.02), ylim=(low - 0.02, 1.02), aspect="equal")
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, frameon=False, loc="outside upper left", ncols=2, handletextpad=0.2)
-    label = (
-        "Stability in the second run against stability in the first, one mark per image, with the diagonal"
-    )
-    return _svg(figure, "pairs", f"{label}.")
+    label = "Stability in the second run against stability in the first, one mark per image"
+    return _svg(figure, "pairs", f"{label}, with the diagonal.")
 
 
 def _stack(axes: Axes, values: Column, queued: Mask, edges: list[float]) -> None:

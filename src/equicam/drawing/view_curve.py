@@ -65,9 +65,8 @@ def view_curve(transforms: Sequence[Transform], correlations: Sequence[int | flo
     ]
     for line, dashes in zip(lines, ("", ' stroke-dasharray="2 2"'), strict=False):
         points = " ".join(f"{x(place):.1f},{y(r):.1f}" for place, r, _ in line)
-        parts.append(
-            f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="1.2"{dashes}/>'
-        )
+        stroke = f'stroke="currentColor" stroke-width="1.2"{dashes}'
+        parts.append(f'<polyline points="{points}" fill="none" {stroke}/>')
         parts += [_mark(x(place), y(r), r, f"{name}: {r:.2f}") for place, r, name in line]
     return Markup("".join([*parts, "</svg>"]))  # noqa: S704  # numbers, and labels made of numbers
 

@@ -54,10 +54,10 @@ class Devices:
                     sender.close()
                     running[receiver] = name, worker
             while running:
-                for receiver in wait(list(running)):
-                    name, worker = running[receiver]
+                for ready in wait(list(running)):
+                    name, worker = running[ready]
                     try:
-                        message = receiver.recv()  # type: ignore[union-attr]
+                        message = ready.recv()  # type: ignore[union-attr]
                     except EOFError:
                         message = ""
                     if isinstance(message, tuple):  # the number and result of a written shard
@@ -66,7 +66,7 @@ class Devices:
                     worker.join()
                     if message or worker.exitcode:
                         raise _failed(name, message, worker.exitcode)
-                    del running[receiver]
+                    del running[ready]
         finally:
             for _, worker in running.values():
                 worker.kill()  # safe: a shard is written atomically

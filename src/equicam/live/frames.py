@@ -9,8 +9,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -65,9 +65,8 @@ class Settings:
 class _Frame:
     """A map at one angle, as layers to lie over the image, and plain facts about it."""
 
-    key: str
-    map: Float[np.ndarray, "H W"] = field(repr=False)
-    layers: dict[str, Encoded] = field(repr=False)
+    map: Float[np.ndarray, "H W"]
+    layers: dict[str, Encoded]
     facts: dict[str, Any]
 
     @property
@@ -90,12 +89,9 @@ class FrameComputer:
     """Explains images at angles in a thread of its own, and keeps what it computed."""
 
     def __init__(self, model: Model, paths: Sequence[Path] = ()) -> None:
-        self.model, self.images = model, OpenedImages(model, paths)
-        try:
-            layers = spatial_layers(model.module)
-        except EquicamError:  # it does not run on zeros of the usual size
-            layers = []
-        self.layers = list(dict.fromkeys([*layers, model.layer]))
+        self.model, self.images, self.layers = model, OpenedImages(model, paths), [model.layer]
+        with suppress(EquicamError):  # it may not run on zeros of the usual size
+            self.layers = list(dict.fromkeys([*spatial_layers(model.module), model.layer]))
         self._thread = ThreadPoolExecutor(1, "explain")
         self._newest = 0  # the number of the newest request; they come from one thread, that of the server
         self._lock = threading.Lock()
@@ -146,7 +142,9 @@ class FrameComputer:
         with self._ended_by_newer(number) if settings.views > 1 else nullcontext():
             chosen = {"method": settings.method, "views": settings.views, "target": settings.target}
             found = self._explain(settings.layer, x, **chosen)
-        made = _make_frame(self.model, key, settings, angle, found, presented)
+        about = {"key": key, "angle": angle, "method": settings.method}
+        about["eq"] = 1.0 if presented is None else _eq(found.map, presented, angle)
+        made = _make_frame(self.model, settings, found, about)
         with self._lock:
             self._frames[key] = made
             self._bytes += made.bytes
@@ -176,23 +174,12 @@ class FrameComputer:
             handle.remove()
 
 
-def _make_frame(
-    model: Model,
-    key: str,
-    settings: Settings,
-    angle: int,
-    found: Explanation,
-    presented: Float[np.ndarray, "H W"] | None,
-) -> _Frame:
-    """The layers and facts of an explanation; `presented` is the map at 0°, None if this is the one."""
+def _make_frame(model: Model, settings: Settings, found: Explanation, about: dict[str, Any]) -> _Frame:
+    """The layers of an explanation, and facts beside those it is given."""
     values = found.map[0].float().cpu().numpy()
     layers = {"map": encode_layer(values)}
     top1 = int(found.probabilities[0].argmax()) if found.probabilities is not None else settings.target
-    facts: dict[str, Any] = {
-        "key": key,
-        "angle": angle,
-        "method": settings.method,
-        "eq": 1.0 if presented is None else _eq(found.map, presented, angle),
+    facts = about | {
         "confidence": float(found.confidence[0]),
         "value": None if model.has_probabilities or found.output is None else float(found.output[0]),
         "top1": {"index": top1, "name": output_name(top1, model.classes, model.task)},
@@ -210,7 +197,7 @@ def _make_frame(
             "steadiness": {"word": steadiness.word, "reason": describe(steadiness.reason)},
             "curve": str(view_curve(found.views.transforms, found.stability_by_view[0].tolist())),
         }
-    return _Frame(key, values, layers, json_ready(facts))
+    return _Frame(values, layers, json_ready(facts))
 
 
 def _eq(rotated: Float[Tensor, "1 H W"], presented: Float[np.ndarray, "H W"], angle: int) -> float | None:

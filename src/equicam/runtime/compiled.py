@@ -133,8 +133,8 @@ def predict_compiled(network: Network, x: Float[Tensor, "n c H W"]) -> Logits:
     def work(images: Tensor, _target: Tensor | None) -> tuple[Tensors, DeferredChecks]:
         found, checks = read_output(model, run_module(eager, images), count=len(images)), DeferredChecks()
         checks.add(found.checks)
-        known = {} if found.probabilities is None else {"probabilities": found.probabilities}
-        return {"logits": found.logits} | known, checks
+        known = {"logits": found.logits, "probabilities": found.probabilities}
+        return {name: value for name, value in known.items() if value is not None}, checks
 
     key = ("predict", model.task, model.classes, model.value, network.autocast)
     with torch.no_grad():

@@ -39,14 +39,11 @@ CHOSEN_BY_USER = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
 def keep_freed_memory() -> bool:
     """Let glibc keep freed blocks of up to 1 GiB, 2 GiB in all, in this process; whether it does.
 
-    By default it gives every block above 32 MiB back to the system. A network on a CPU takes and frees such blocks at
-    every layer, and page faults then take a third of the time.
+    Otherwise it gives blocks above 32 MiB back, as every layer on a CPU frees, and page faults take a third of the time.
     """
     if sys.platform != "linux" or any(name.startswith(CHOSEN_BY_USER) for name in os.environ):
         return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:  # another C library
-        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)  # other C libraries have none
     return bool(mallopt(M_MMAP_THRESHOLD, LARGEST_BLOCK) and mallopt(M_TRIM_THRESHOLD, KEPT_BYTES))
 
 
@@ -83,9 +80,8 @@ class Executor:
     ) -> Pending[Tensors]:
         """Start the work on all images, or on a window in them; a captured call returns before the device is done.
 
-        `key` identifies the work for capture: calls with equal keys and shapes must do the same. Without one, or
-        where the work may synchronise with the device, it runs eagerly. Captured calls of fewer than `pad_to` images
-        are filled up to as many, so that a last, smaller batch is not compiled on its own.
+        Calls with equal keys and shapes must do the same; without a key, as for work that may synchronise with the device,
+        it runs eagerly. Captured calls are filled up to `pad_to` images: a last, smaller batch is not compiled on its own.
         """
         with_gradient = torch.is_grad_enabled()
         presented = x if window is None else crop_centre(x, window.size)

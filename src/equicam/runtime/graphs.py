@@ -145,11 +145,12 @@ class CompiledCall:
         traceable: CapturedWork,
         work: CapturedWork,
         inputs: Inputs,
-        network_tensors: Iterable[Tensor] = (),
+        network_tensors: Iterable[Tensor],
         *,
-        long: bool = False,
+        long: bool,
     ) -> None:
         self.inputs = tuple(None if t is None else t.clone() for t in inputs)
+        self.given = [t for t in self.inputs if t is not None]
         self.device = inputs[0].device
         # the graph reads these where they are, whoever else may drop them
         self.alive: list[Tensor] = [t.detach() for t in network_tensors]
@@ -157,9 +158,9 @@ class CompiledCall:
         self.traced: TracedCall | None = None
         with keep_constants(also_in=self.alive), torch.cuda.device(self.device):
             try:
-                traced = TracedCall(lambda *given: self._results(traceable, *given), self._given())
-                traced.compile(self._given())
-                traced(*self._given())  # what the compiler makes of a rare operation may fail when it runs
+                traced = TracedCall(lambda *given: self._results(traceable, *given), self.given)
+                traced.compile(self.given)
+                traced(*self.given)  # what the compiler makes of a rare operation may fail when it runs
                 self.traced = traced
             except Exception as error:
                 if out_of_memory(error):
@@ -169,19 +170,16 @@ class CompiledCall:
             if self.traced is None or not long:
                 self._capture(partial(self._results, work) if self.traced is None else self.traced)
 
-    def _given(self) -> list[Tensor]:
-        return [t for t in self.inputs if t is not None]
-
     def _capture(self, run: Callable[..., Tensors]) -> None:
         warmup = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         warmup.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(warmup), allow_side_stream():
             for _ in range(WARMUP_RUNS):
-                run(*self._given())
+                run(*self.given)
         torch.cuda.current_stream().wait_stream(warmup)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph), allow_side_stream():
-            self.packed = _PackedTensors(run(*self._given()))
+            self.packed = _PackedTensors(run(*self.given))
 
     def _results(self, work: CapturedWork, x: Tensor, target: Tensor | None = None) -> Tensors:
         found, checks = work(x, target)
@@ -197,18 +195,16 @@ class CompiledCall:
             for mine, new in zip(self.inputs, inputs, strict=True):
                 if mine is not None and new is not None:
                     mine.copy_(new)
-            found = self._run()
+            if self.graph is None:
+                assert self.traced is not None  # noqa: S101  # nothing else is left uncaptured
+                found = dict(self.traced(*self.given))
+            else:
+                self.graph.replay()
+                found = self.packed.copy()
             host = found.pop(HOST).to("cpu", non_blocking=True)
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record()
             return pending_call(found, self.checks, host, arrived.synchronize)
-
-    def _run(self) -> Tensors:
-        if self.graph is not None:
-            self.graph.replay()
-            return self.packed.copy()
-        assert self.traced is not None  # noqa: S101  # nothing else is left uncaptured
-        return dict(self.traced(*self._given()))
 
     def refresh(self) -> None:
         """Take over weights that have changed where they are."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -154,7 +155,8 @@ def as_targets(
     if isinstance(target, str):
         target = class_index(target, classes)
     elif isinstance(target, list | tuple):
-        target = [class_index(one, classes) if isinstance(one, str) else one for one in target]
+        numbers: list[Any] = [class_index(one, classes) if isinstance(one, str) else one for one in target]
+        target = numbers
     try:
         wanted = torch.as_tensor(target, device=x.device)
     except (TypeError, ValueError, RuntimeError):

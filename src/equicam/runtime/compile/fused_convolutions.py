@@ -336,8 +336,6 @@ def _(
     x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, stride: list[int], padding: list[int], dilation: list[int],  # noqa: ARG001
 ) -> Tensor:  # fmt: skip
     sides = zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
-    size = (
-        (whole + 2 * pad - apart * (kernel - 1) - 1) // step + 1 for whole, kernel, step, pad, apart in sides
-    )
+    size = ((whole + 2 * p - apart * (kernel - 1) - 1) // step + 1 for whole, kernel, step, p, apart in sides)
     shape = (len(x), len(weight), *size)
     return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=LAST)

@@ -1,9 +1,8 @@
 """A whole call as one graph of tensor operations, compiled by TorchInductor.
 
 The call runs once under a tracer: views, network, gradients, alignment and uncertainty become one graph, in which the
-compiler fuses across all of them. Python runs only then, as for a CUDA graph; a call that reads values on the way is
-refused by the tracer. Weights enter the graph as inputs; what is computed from weights alone (casts to the type of an
-autocast, convolutions with their batch norm) is computed once, not in every call, and again by `refresh` when the weights have changed.
+compiler fuses across all of them. A call that reads values on the way is refused. Weights enter the graph as inputs; what
+is computed from weights alone (casts, convolutions with their batch norm) is computed once, and by `refresh` when they change.
 """
 
 from collections.abc import Callable, Sequence
@@ -158,7 +157,8 @@ def _on_blocks(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padd
 
     Zeros in front of the kernel let it start where a block starts.
     """
-    of_x, of_weight = [], []  # paddings
+    of_x: list[int] = []
+    of_weight: list[int] = []
     for whole, kernel, before in zip(x.shape[2:], weight.shape[2:], padding, strict=True):
         results = (whole + 2 * before - kernel) // stride + 1
         blocks_before = -(-before // stride)
