@@ -30,14 +30,10 @@ if TYPE_CHECKING:
 for stream in (sys.stdout, sys.stderr):
     if hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="replace")  # print ? for letters the terminal cannot encode
-console = Console()
-"""Results; silent with --json."""
-notices = Console(stderr=True)
-"""Notices and progress; silent with --quiet."""
+console = Console()  # results; silent with --json
+notices = Console(stderr=True)  # and progress; silent with --quiet
 errors = Console(stderr=True)
-
-FAILED, USAGE, GATE_FAILED, INTERRUPTED = 1, 2, 3, 130
-"""Exit codes."""
+FAILED, USAGE, GATE_FAILED, INTERRUPTED = 1, 2, 3, 130  # exit codes
 _OPTIONS = {
     "json": "Print the result as one JSON document.",
     "quiet": "Print results only: no notices, no progress.",

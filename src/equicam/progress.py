@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-LINE_SECONDS = 10.0
-"""Between two lines; work that takes less has none."""
+LINE_SECONDS = 10.0  # between two lines; work that takes less has none
 
 
 class Progress:

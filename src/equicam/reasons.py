@@ -11,8 +11,8 @@ from typing import Any
 
 from equicam.errors import not_one_of
 
+# the signals that rank images, as sentences name them
 SIGNALS = {"stability": "stability", "peum": "PEUM", "risk": "risk"}
-"""The signals that rank images, as sentences name them."""
 PEUM_NOTE = (
     "PEUM (per-image explanation uncertainty) is the variance of the views' aligned maps, mean over pixels; "
     "it depends on the number of views"

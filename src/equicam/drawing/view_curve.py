@@ -12,8 +12,7 @@ from equicam.core.transforms import Transform
 from equicam.steadiness import LOW_CORRELATION
 
 CURVE_LOW = -0.5  # the lower end of the drawing
-Point = tuple[float, float, str]
-"""Where a view stands on the axis, its correlation and its label."""
+Point = tuple[float, float, str]  # where a view stands on the axis, its correlation and its label
 
 
 def curve_order(transforms: Sequence[Transform]) -> str:

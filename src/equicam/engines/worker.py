@@ -20,8 +20,7 @@ from equicam.models.weights import fingerprint
 from equicam.readers.model import Model
 from equicam.readers.names import Task
 
-Shard = tuple[int, Sequence[Item]]
-"""Its number, and its images."""
+Shard = tuple[int, Sequence[Item]]  # its number, and its images
 
 
 @runtime_checkable
@@ -96,8 +95,7 @@ class ModelCopy:
         return replace(model, module=nn.Identity())
 
 
-ModelSource = ModelFromName | ModelCopy
-"""How a worker gets its model."""
+ModelSource = ModelFromName | ModelCopy  # how a worker gets its model
 
 
 @lru_cache(maxsize=1)

@@ -65,10 +65,8 @@ def _lookup(make: Callable[..., Tensor], *args: object) -> Tensor:
         return _kept.setdefault(key, made)
 
 
-ALWAYS_CAPTURED_VALUES = 64 * 3 * 224**2
-"""Calls whose views hold at most this many values are captured without estimating memory."""
-LONG_VALUES = 256 * 3 * 224**2
-"""Calls whose views hold more run for ten milliseconds and longer: their kernels are launched one by one."""
+ALWAYS_CAPTURED_VALUES = 64 * 3 * 224**2  # in the views of a call that is captured without estimating memory
+LONG_VALUES = 256 * 3 * 224**2  # calls with more take 10 ms and longer: their kernels are launched one by one
 
 
 def _is_long(x: Float[Tensor, "b c H W"], views: int) -> bool:
@@ -84,8 +82,7 @@ def _fits_memory(x: Float[Tensor, "b c H W"], views: int) -> bool:
 
 
 LOG = logging.getLogger(__name__)
-Inputs = tuple[Tensor, Tensor | None]
-"""Images and targets."""
+Inputs = tuple[Tensor, Tensor | None]  # images and targets
 CapturedWork = Callable[[Tensor, Tensor | None], tuple[Tensors, DeferredChecks]]
 """Inputs → results by name, and the checks they must pass."""
 Wait = Callable[[], object]
@@ -93,8 +90,7 @@ MAX_GRAPHS_PER_MODEL = 8  # each holds the memory its work needs
 WARMUP_RUNS = 3  # in which compilers and libraries choose their kernels
 MAX_PACKED_VALUES = 1 << 16
 """Tensors up to this size, such as a map of 224 × 224, are copied out together; a caller who keeps one keeps them all."""
-HOST = "host"
-"""The name of the tensor of booleans that the host reads: which checks passed, and the flags where there are any."""
+HOST = "host"  # the name of the booleans that the host reads: which checks passed, and the flags if there are any
 
 
 class _PackedTensors:

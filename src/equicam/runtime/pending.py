@@ -128,38 +128,38 @@ class DeferredChecks:
 
 def to_device(arrays: Sequence[NDArray[Any]], device: torch.device) -> Tensor:
     """Arrays of one shape as a batch on a device; they may be overwritten when this returns."""
-    if device.type != "cuda":
-        return torch.from_numpy(np.stack(arrays)).to(device)
-    staging, computing = _staging(device), torch.cuda.current_stream(device)
-    with staging.lock, torch.cuda.stream(staging.stream):  # it does not wait for what is being computed
-        batch = staging.put(arrays).to(device, non_blocking=True)
-        staging.sent.record(staging.stream)
-    computing.wait_stream(staging.stream)
-    batch.record_stream(computing)
-    return batch
+    if device.type == "cuda":
+        return _staging(device).send(arrays)
+    return torch.from_numpy(np.stack(arrays)).to(device)
 
 
 class _Staging:
     """Page-locked memory that a device copies from by itself, and the stream in which it does."""
 
     def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self.memory = torch.empty(0, dtype=torch.uint8, device="cpu")
         self.lock = threading.Lock()
 
-    def put(self, arrays: Sequence[NDArray[Any]]) -> Tensor:
-        """The arrays as a batch in this memory, when the batch before has left it.
+    def send(self, arrays: Sequence[NDArray[Any]]) -> Tensor:
+        """The arrays as a batch on the device, by way of this memory, when the batch before has left it.
 
         NumPy copies them in this thread: torch would wait for threads of its own, and decoders keep the cores busy.
         """
-        self.sent.synchronize()
         shape, dtype = (len(arrays), *arrays[0].shape), arrays[0].dtype
-        size = math.prod(shape) * dtype.itemsize
-        if self.memory.numel() < size:
-            self.memory = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
-        batch = self.memory[:size].numpy().view(dtype).reshape(shape)
-        return torch.from_numpy(np.stack(arrays, out=batch))
+        size, computing = math.prod(shape) * dtype.itemsize, torch.cuda.current_stream(self.device)
+        with self.lock, torch.cuda.stream(self.stream):  # it does not wait for what is being computed
+            self.sent.synchronize()
+            if self.memory.numel() < size:
+                self.memory = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+            staged = np.stack(arrays, out=self.memory[:size].numpy().view(dtype).reshape(shape))
+            batch = torch.from_numpy(staged).to(self.device, non_blocking=True)
+            self.sent.record(self.stream)
+        computing.wait_stream(self.stream)
+        batch.record_stream(computing)
+        return batch
 
 
 _staging = cache(_Staging)
