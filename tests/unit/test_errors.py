@@ -30,17 +30,15 @@ class Image(Cnn):
         return self.trunk(x)
 
 
-class Sigmoid(Cnn):
-    def __init__(self):
-        super().__init__(classes=1)
+class Answers(Cnn):
+    """Its scores in another form."""
+
+    def __init__(self, form, classes=5):
+        super().__init__(classes)
+        self.form = form
 
     def forward(self, x):
-        return super().forward(x).sigmoid()[:, 0]
-
-
-class Softmax(Cnn):
-    def forward(self, x):
-        return {"probs": super().forward(x).softmax(1)}
+        return self.form(super().forward(x))
 
 
 class Folded(Cnn):
@@ -56,24 +54,12 @@ class Folded(Cnn):
         return self.rest(windows.unflatten(0, (-1, 2)).permute(0, 2, 1, 3, 4).flatten(2, 3))
 
 
-class Several(Cnn):
-    def forward(self, x):
-        y = super().forward(x)
-        return {"embedding": y[:, :3], "scores": y}
-
-
-class Scalar(Cnn):
-    def forward(self, x):
-        return super().forward(x).sum()
-
-
-class NotANumber(Cnn):
-    def forward(self, x):
-        return super().forward(x) * torch.nan
-
-
 def wrapped(build, layer="trunk", **kwargs):
     return equicam.wrap(seeded(build), layer=layer, **kwargs)
+
+
+def answer(form):
+    return equicam.explain(wrapped(lambda: Answers(form)), X)
 
 
 def dead_head():
@@ -103,15 +89,15 @@ MISTAKES = {
     "patches behind the last attention": (lambda: equicam.explain(wrapped(Vit, "blocks.1.norm2"), X), r"exactly zero at every patch.*try the last block's first LayerNorm"),
     "a head of zeros": (lambda: equicam.explain(dead_head(), X), r"the model's head needs weights that are not all zero"),
     "NaN pixels": (lambda: equicam.explain(wrapped(Cnn), NAN), r"finite pixels, got NaN or infinity in image \[2, 3\]"),
-    "sigmoid outputs": (lambda: equicam.explain(wrapped(Sigmoid), X), r"needs logits, got probabilities"),
-    "softmax outputs": (lambda: equicam.explain(wrapped(Softmax), X), r"needs logits, got probabilities"),
+    "sigmoid outputs": (lambda: answer(lambda s: s[:, 0].sigmoid()), r"needs logits, got probabilities"),
+    "softmax outputs": (lambda: answer(lambda s: {"probs": s.softmax(1)}), r"needs logits, got probabilities"),
     "windows folded into the batch": (lambda: equicam.explain(wrapped(Folded, "fold"), X), r"one row per image, 36 in all, got shape \(72,"),
-    "a dict that does not say which": (lambda: equicam.explain(wrapped(Several), X), r"class logits \[36, classes\].*got dict"),
-    "one number for all": (lambda: equicam.explain(wrapped(Scalar), X), r"got a tensor \(\)"),
+    "a dict that does not say which": (lambda: answer(lambda s: {"embedding": s[:, :3], "scores": s}), r"class logits \[36, classes\].*got dict"),
+    "one number for all": (lambda: answer(lambda s: s.sum()), r"got a tensor \(\)"),
     "too few class names": (lambda: equicam.explain(wrapped(Cnn, classes=["a", "b"]), X), r"one for each of 5 classes, got 2"),
     "class names in one string": (lambda: equicam.wrap(seeded(Cnn), "trunk", classes="ab"), r"a list of names, got 'ab'"),
     "a picture to a plain module": (lambda: equicam.explain(seeded(Cnn), X[0]), r"\[b, c, H, W\]"),
-    "NaN scores": (lambda: equicam.explain(wrapped(NotANumber), X), r"finite class logits"),
+    "NaN scores": (lambda: answer(lambda s: s * torch.nan), r"finite class logits"),
     "a picture without a batch": (lambda: equicam.explain(wrapped(Cnn), X[0]), r"\[b, c, H, W\].*tensor \(3, 32, 32\); try x\[None\]"),
     "integers instead of numbers": (lambda: equicam.explain(wrapped(Cnn), X.int()), r"got a int32 tensor"),
     "no images": (lambda: equicam.explain(wrapped(Cnn), X[:0]), r"got a float64 tensor \(0, 3, 32, 32\)"),
@@ -166,12 +152,22 @@ for call in sys.argv[1:]:
     else:
         raise AssertionError(call)
 """
-WRONG_CALLS = [f"equicam.explain(model, x, {given})" for given in (
-    "target='cat'", "views=[0, 90]", "views='many'", "max_views_per_forward=2.5", "dtype='bfloat16'", "fill='mirror'",
-)] + [
-    "equicam.Views(5)", "equicam.Views(('a',))", "equicam.equivariant(3)(x, 0)", "equicam.wrap('resnet50')",
-    "equicam.wrap(EmbeddedNet(), 'layer4', task='softmax')",
-]  # fmt: skip
+EXPLAINED = (
+    "target='cat'",
+    "views=[0, 90]",
+    "views='many'",
+    "max_views_per_forward=2.5",
+    "dtype='bfloat16'",
+    "fill='mirror'",
+)
+WRONG_CALLS = [f"equicam.explain(model, x, {given})" for given in EXPLAINED]
+WRONG_CALLS += [
+    "equicam.Views(5)",
+    "equicam.Views(('a',))",
+    "equicam.equivariant(3)(x, 0)",
+    "equicam.wrap('resnet50')",
+]
+WRONG_CALLS += ["equicam.wrap(EmbeddedNet(), 'layer4', task='softmax')"]
 
 
 def test_wrong_types_are_explained_where_no_checker_runs():

@@ -43,14 +43,6 @@ def test_groups_are_halved_when_memory_runs_out(cnn):
     assert all(size <= 2 for size in sizes[2:])
 
 
-def test_one_view_that_does_not_fit_is_an_error(cnn):
-    def run(rows: slice, fit: int) -> dict[str, torch.Tensor]:
-        raise torch.OutOfMemoryError
-
-    with pytest.raises(torch.OutOfMemoryError):
-        list(Executor(cnn, Recipe()).groups(pictures(1), 4, run))
-
-
 def compile_calls(monkeypatch, run=GraphCache.run):
     """As if there were a GPU and memory enough; `run` stands in for that of a graph cache."""
     monkeypatch.setattr(Executor, "_compiles", lambda *_: True)

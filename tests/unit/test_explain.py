@@ -9,6 +9,7 @@ from torch import nn
 import equicam
 from equicam import Fusion, Views
 from tests.conftest import Cnn, Vit, assert_alive, pictures, seeded
+from tests.unit.test_errors import Answers
 
 
 def test_fields_have_the_promised_shapes_and_ranges(cnn, x):
@@ -135,19 +136,9 @@ def test_odd_sizes_are_flagged(cnn, size, odd):
     assert ("odd-size" in e.flags[0]) == odd
 
 
-class OneLogit(Cnn):
-    def __init__(self, flat):
-        super().__init__(classes=1)
-        self.flat = flat
-
-    def forward(self, x):
-        z = super().forward(x)
-        return z[:, 0] if self.flat else z
-
-
 @pytest.mark.parametrize("flat", [False, True])
 def test_a_single_logit_is_two_classes(flat, x):
-    net = seeded(lambda: OneLogit(flat))
+    net = seeded(lambda: Answers(lambda s: s[:, 0] if flat else s, classes=1))
     model = equicam.wrap(net, layer="trunk", task="binary")
     z = net(x).reshape(-1).detach()
     e = equicam.explain(model, x, views=2)
@@ -161,15 +152,6 @@ def test_a_single_logit_is_two_classes(flat, x):
         torch.testing.assert_close(found.view_maps[:, 0], plane, atol=1e-10, rtol=0)
         if plane.max() > 0:
             assert_alive(found.map[plane.flatten(1).max(1).values > 0])
-
-
-class Answers(Cnn):
-    def __init__(self, form):
-        super().__init__()
-        self.form = form
-
-    def forward(self, x):
-        return self.form(super().forward(x))
 
 
 class Output:

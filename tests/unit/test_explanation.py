@@ -196,8 +196,7 @@ def test_a_folder_gets_overlays_figures_and_tensors(e, tmp_path):
     e[:2].save(tmp_path / "out")
     names = sorted(p.name for p in (tmp_path / "out").iterdir())
     assert names == ["0.overlay.png", "0.png", "1.overlay.png", "1.png", "explanation.pt"]
-    with Image.open(tmp_path / "out" / "1.overlay.png") as image:
-        assert np.array_equal(np.asarray(image), e.overlay()[1])
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "out" / "1.overlay.png")), e.overlay()[1])
     with pytest.raises(EquicamError, match=r"save needs a folder, or a file that ends in .*'a.docx'"):
         e.save(tmp_path / "a.docx")
 
