@@ -175,7 +175,7 @@ class FrameComputer:
 
 
 def _make_frame(model: Model, settings: Settings, found: Explanation, about: dict[str, Any]) -> _Frame:
-    """The layers of an explanation, and facts beside those it is given."""
+    """The layers of an explanation, and its facts, added to those given."""
     values = found.map[0].float().cpu().numpy()
     layers = {"map": encode_layer(values)}
     top1 = int(found.probabilities[0].argmax()) if found.probabilities is not None else settings.target
