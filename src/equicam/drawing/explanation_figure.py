@@ -32,9 +32,7 @@ ROW_INCHES, IMAGE_INCHES, CURVE_INCHES = 2.75, 2.5, 3.2
 DPI = 150
 LETTERS_PER_IMAGE, LETTERS_PER_CURVE = 42, 48  # in a line of text above it
 OWN_MAP = "the network's own map of one view"
-SPREAD = (
-    "spread (standard deviation) of the views;\nits mean square is PEUM\n(per-image explanation uncertainty)"
-)
+SPREAD = "spread (standard deviation) of the views;\nits mean square is PEUM"
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ def _draw_row(figure: Figure, cells: list[Axes], one: ImageDrawing) -> None:
     deviation = np.sqrt(np.maximum(one.peum, 0))
     axes.imshow(deviation, cmap=COLOURMAP, vmin=0, vmax=MAX_DEVIATION)
     axes.set_axis_off()
-    axes.set_title(SPREAD, fontsize=8)
+    axes.set_title(f"{SPREAD}\n(per-image explanation uncertainty)", fontsize=8)
     _add_scale(figure, axes, colormaps[COLOURMAP], MAX_DEVIATION)
     _draw_curve(cells.pop(0), one)
 

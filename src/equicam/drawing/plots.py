@@ -22,12 +22,8 @@ GREY, DARK_GREY = "#8a8594", "#6f6a7a"
 _VARIABLES = {INK: "ink", QUEUED: "accent", REST: "bar", GREY: "mark", DARK_GREY: "mark", "#ffffff": "paper"}
 """The colours of the page, light or dark, that stand for those of a plot."""
 _STYLE: Any = {"svg.hashsalt": "equicam", "svg.fonttype": "none", "font.size": 9, "hatch.linewidth": 0.7}
-_STYLE |= {
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.linewidth": 0.8,
-    "axes.edgecolor": GREY,
-}
+_STYLE |= {"axes.linewidth": 0.8, "axes.edgecolor": GREY}
+_STYLE |= dict.fromkeys(("axes.spines.right", "axes.spines.top"), False)
 _STYLE |= dict.fromkeys(("axes.labelcolor", "text.color", "xtick.color", "ytick.color"), INK)
 _HOLLOW: Any = {"facecolor": "none", "edgecolor": DARK_GREY}
 _FILLED: Any = {"color": QUEUED, "marker": "^", "linewidth": 0}
