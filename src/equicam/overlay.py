@@ -29,11 +29,11 @@ def opacity(values: Float[np.ndarray, "H W"]) -> Float[np.ndarray, "H W"]:
     return np.asarray(1 - (1 - np.clip(values, 0, 1)) ** 1.6)
 
 
-def overlay(image: RgbImage, values: Float[np.ndarray, "H W"], *, strength: float = 0.75) -> RgbImage:
+def overlay(image: RgbImage, values: Float[np.ndarray, "H W"]) -> RgbImage:
     """The map over the image; the image is greyed, so that colour means saliency, and shows where the map is low."""
     grey = image @ np.array([0.299, 0.587, 0.114])
     background = 0.35 * image + 0.65 * grey[..., None]
-    alpha = strength * opacity(values)[..., None]
+    alpha = 0.75 * opacity(values)[..., None]
     return np.asarray((1 - alpha) * background + alpha * heat(values)).round().astype(np.uint8)
 
 

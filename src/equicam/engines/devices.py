@@ -54,10 +54,11 @@ class Devices:
                     sender.close()
                     running[receiver] = name, worker
             while running:
-                for ready in wait(list(running)):
-                    name, worker = running[ready]
+                ready: list[Any] = wait(list(running))
+                for receiver in ready:
+                    name, worker = running[receiver]
                     try:
-                        message = ready.recv()  # type: ignore[union-attr]
+                        message = receiver.recv()
                     except EOFError:
                         message = ""
                     if isinstance(message, tuple):  # the number and result of a written shard
@@ -66,7 +67,7 @@ class Devices:
                     worker.join()
                     if message or worker.exitcode:
                         raise _failed(name, message, worker.exitcode)
-                    del running[ready]
+                    del running[receiver]
         finally:
             for _, worker in running.values():
                 worker.kill()  # safe: a shard is written atomically

@@ -18,7 +18,6 @@ from equicam.models.load import load
 from equicam.models.preprocessing import Preprocessing
 from equicam.models.weights import fingerprint
 from equicam.readers.model import Model
-from equicam.readers.names import Task
 
 Shard = tuple[int, Sequence[Item]]  # its number, and its images
 
@@ -50,14 +49,11 @@ class ModelFromName:
     classes: tuple[str, ...] | None = None
     layer: str | None = None
     compiled: bool = False
-    task: Task | None = None
     preprocessing: Preprocessing | None = None  # None: the model's own
 
     def __call__(self, device: str) -> Model:
         """Load it; a network to be compiled gets the memory format in which convolutions are fastest."""
-        model = load(
-            self.name, weights=self.weights, classes=self.classes, layer=self.layer, device=device, task=self.task
-        )  # fmt: skip
+        model = load(self.name, weights=self.weights, classes=self.classes, layer=self.layer, device=device)
         if self.preprocessing is not None:
             model = self.preprocessing.of(model)
         if self.compiled:
