@@ -61,9 +61,7 @@ def serve_live(
 def make_app(computer: FrameComputer, access: Access, *, method: str, views: int) -> ASGIApp:
     """The page of a model, which begins with a method and a number of views."""
     app = new_app(computer.close)
-    _add_page(app, computer, {"method": method, "views": views, "layer": computer.model.layer})
-    _add_api(app, computer)
-    _add_images(app, computer)
+    _add_routes(app, computer, {"method": method, "views": views, "layer": computer.model.layer})
 
     @app.exception_handler(SupersededError)
     def superseded(_: Request, _error: SupersededError) -> Response:
@@ -75,7 +73,8 @@ def make_app(computer: FrameComputer, access: Access, *, method: str, views: int
     return AuthMiddleware(app, access, UPLOADS)
 
 
-def _add_page(app: FastAPI, computer: FrameComputer, chosen: dict[str, Any]) -> None:
+def _add_routes(app: FastAPI, computer: FrameComputer, chosen: dict[str, Any]) -> None:
+    """The page and what it begins with; descriptions and maps of images; and images themselves."""
     templates, model = load_templates(FOLDER / "templates"), computer.model
 
     @app.get("/")
@@ -100,8 +99,6 @@ def _add_page(app: FastAPI, computer: FrameComputer, chosen: dict[str, Any]) -> 
             "max_upload_bytes": MAX_UPLOAD_BYTES,
         }
 
-
-def _add_api(app: FastAPI, computer: FrameComputer) -> None:
     @app.post("/api/image")
     async def add_image(
         request: Request, name: Annotated[str, Query(max_length=300)] = "image"
@@ -125,27 +122,23 @@ def _add_api(app: FastAPI, computer: FrameComputer) -> None:
         method = method if views > 1 else single_view_method(method)
         settings = Settings(image, target, layer, method, views)
         found = await asyncio.wrap_future(computer.submit(settings, angle))
-        model = computer.model
         return JSONResponse(found.facts | {"target": output_name(target, model.classes, model.task)})
 
+    def respond(encoded: Encoded) -> Response:
+        return Response(encoded[0], media_type=encoded[1])
 
-def _add_images(app: FastAPI, computer: FrameComputer) -> None:
     @app.get("/image/scale")
     def scale() -> Response:
-        return _respond(encode_scale())
+        return respond(encode_scale())
 
     @app.get("/image/input/{id_}/{angle}")
     def rotated_input(id_: str, angle: Annotated[int, PathParameter(ge=0, lt=360)]) -> Response:
         x = rotate(computer.images.find(id_).pixels, angle)
-        return _respond(encode_input(to_display_images(computer.model, x)[0]))
+        return respond(encode_input(to_display_images(model, x)[0]))
 
     @app.get("/image/{key}/{kind}")
     def layer(key: str, kind: str) -> Response:
         found = computer.find(key)
         if found is None or kind not in found.layers:
             return json_error(404, "there is no such map any more")
-        return _respond(found.layers[kind])
-
-
-def _respond(encoded: Encoded) -> Response:
-    return Response(encoded[0], media_type=encoded[1])
+        return respond(found.layers[kind])
