@@ -78,7 +78,9 @@ def _draw_row(figure: Figure, cells: list[Axes], one: ImageDrawing) -> None:
     facts = [] if one.peum is not None else [_wrapped_facts(one, LETTERS_PER_IMAGE)]
     averaged = [] if one.own is None else [f"average of {len(one.transforms)} aligned views"]
     _draw_image(axes, one.overlay, "\n".join([one.title, *averaged, *facts]))
-    _add_scale(figure, axes, _overlay_colours(), 1.0, "saliency")
+    # the colours of a map as they look over a grey image
+    grey, ramp = np.full((1, 256, 3), 214, dtype=np.uint8), np.linspace(0, 1, 256)[None]
+    _add_scale(figure, axes, ListedColormap(list(overlay(grey, ramp)[0] / 255)), 1.0, "saliency")
     if one.peum is None:
         return
     axes = cells.pop(0)
@@ -94,12 +96,6 @@ def _draw_image(axes: Axes, image: RgbImage, title: str) -> None:
     axes.imshow(image, interpolation="nearest")
     axes.set_axis_off()
     axes.set_title(title, fontsize=8, parse_math=False, wrap=True)
-
-
-def _overlay_colours() -> ListedColormap:
-    """The colours of a map as they look over a grey image."""
-    grey, ramp = np.full((1, 256, 3), 214, dtype=np.uint8), np.linspace(0, 1, 256)[None]
-    return ListedColormap(list(overlay(grey, ramp)[0] / 255))
 
 
 def _add_scale(figure: Figure, axes: Axes, colours: Colormap, top: float, label: str = "") -> None:
