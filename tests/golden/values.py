@@ -17,7 +17,7 @@ VARIES = """browser bytes digests equicam file hash json last_hash mark mtime_ns
     source version versions worst"""
 TEXTS = "about description error needs reason_values sentence text title"
 GOES = """as_published comparison differences disagreement doubt evidence exposed exports.json median_disagreement
-    median_doubt median_peum_reference median_signal peak-jumps peum_reference ranked_by sanity scales schema signal
+    median_doubt median_peum_reference median_signal peak-jumps peum_reference protocol ranked_by sanity scales schema signal
     triage.json values"""
 """Fields, codes and files that the redesign may take away, or show in another scale."""
 
