@@ -51,7 +51,7 @@ ARGUMENT = re.compile(
 
 
 @dataclass
-class _Output:
+class Output:
     """The options of the command that runs."""
 
     json: bool = False
@@ -59,7 +59,7 @@ class _Output:
     verbose: bool = False
 
 
-output = _Output()
+output = Output()
 
 
 class _LogLines(logging.Handler):
@@ -86,7 +86,7 @@ def with_output_options(command: Callable[..., None], *, answers: bool) -> Calla
 
     @wraps(command)
     def run(**given: Any) -> None:
-        chosen = _Output(**{name: given.pop(name, False) for name in _OPTIONS})
+        chosen = Output(**{name: given.pop(name, False) for name in _OPTIONS})
         if chosen.quiet and chosen.verbose:
             raise typer.BadParameter("--quiet and --verbose exclude each other")
         with _output(chosen):
@@ -102,7 +102,7 @@ def with_output_options(command: Callable[..., None], *, answers: bool) -> Calla
 
 
 @contextmanager
-def _output(chosen: _Output) -> Iterator[None]:
+def _output(chosen: Output) -> Iterator[None]:
     log, lines = logging.getLogger("equicam"), _LogLines()
     level = log.level
     output.json, output.quiet, output.verbose = chosen.json, chosen.quiet, chosen.verbose

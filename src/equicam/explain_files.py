@@ -80,7 +80,7 @@ def explain_files(
         given = x if window is None else loaded
         explanation = explain(model, given, method=method, context=context, **options)
         for i, (path, _) in enumerate(opened):
-            stem, one = _safe_stem(str(path), taken), explanation[i]
+            stem, one = safe_stem(str(path), taken), explanation[i]
             facts = {"image": str(path), "method": method} | _facts(model, one)
             facts["files"] = _draw_files(model, x[i : i + 1], one, facts, window, out / stem)
             (out / f"{stem}.json").write_text(json.dumps(facts, indent=2, ensure_ascii=True) + "\n")
@@ -181,7 +181,7 @@ def _caption(label: str, confidence: float | None, flips: bool, kept: bool) -> s
     return f"{label}{p}{remark}"
 
 
-def _safe_stem(path: str, taken: set[str]) -> str:
+def safe_stem(path: str, taken: set[str]) -> str:
     """A short plain file stem for any path, unlike all in `taken` whatever the case of letters; it joins them."""
     own = Path(path).stem
     plain = re.sub(r"[^A-Za-z0-9._-]+", "_", own).strip("._-")[:80] or "image"

@@ -15,7 +15,7 @@ import equicam
 from equicam.cli.app import app
 from equicam.console import as_typed, exit_on_error
 from equicam.demo import synthetic_patches
-from equicam.explain_files import _safe_stem
+from equicam.explain_files import safe_stem
 from equicam.images.decoding import MAX_DECODERS
 from equicam.readers.names import absolute_model, absolute_weights
 
@@ -151,10 +151,10 @@ def test_mistakes_end_with_a_sentence_and_no_traceback(tmp_path, patch, argument
     assert "Traceback" not in result.output
 
 
-def test_safe_stems_are_short_plain_and_never_twice():
+def testsafe_stems_are_short_plain_and_never_twice():
     taken: set[str] = set()
     stems = [
-        _safe_stem(p, taken)
+        safe_stem(p, taken)
         for p in (
             "a/x.png",
             "b/x.png",
