@@ -30,69 +30,24 @@ if TYPE_CHECKING:
 for stream in (sys.stdout, sys.stderr):
     if hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="replace")  # print ? for letters the terminal cannot encode
-console = Console()
-"""Results; silent with --json."""
-notices = Console(stderr=True)
-"""Notices and progress; silent with --quiet."""
+console = Console()  # results; silent with --json
+notices = Console(stderr=True)  # and progress; silent with --quiet
 errors = Console(stderr=True)
-
-FAILED, USAGE, GATE_FAILED, INTERRUPTED = 1, 2, 3, 130
-"""Exit codes."""
-_OUTPUT = "Output"
-Json = Annotated[
-    bool,
-    typer.Option("--json", help="Print the result as one JSON document.", rich_help_panel=_OUTPUT),
-]
-Quiet = Annotated[
-    bool,
-    typer.Option("--quiet", help="Print results only: no notices, no progress.", rich_help_panel=_OUTPUT),
-]
-Verbose = Annotated[
-    bool,
-    typer.Option("--verbose", help="Print what the library logs, and tracebacks.", rich_help_panel=_OUTPUT),
-]
-
+FAILED, USAGE, GATE_FAILED, INTERRUPTED = 1, 2, 3, 130  # exit codes
+_OPTIONS = {
+    "json": "Print the result as one JSON document.",
+    "quiet": "Print results only: no notices, no progress.",
+    "verbose": "Print what the library logs, and tracebacks.",
+}
+"""Of every command, with what they do."""
 LOG = logging.getLogger(__name__)
 FULL_DISK = {errno.EFBIG, errno.ENOSPC, errno.EDQUOT}
-TYPED = {
-    "views": "--views",
-    "fill": "--fill",
-    "context": "--context",
-    "method": "--method",
-    "layer": "--layer",
-    "weights": "--weights",
-    "classes": "--classes",
-    "target": "--target",
-    "tau": "--tau",
-    "gamma": "--gamma",
-    "dtype": "--dtype",
-    "compiled": "--compile",
-    "protocol": "--protocol",
-    "group": "--group",
-    "split": "--split",
-    "group_by": "--group-by",
-    "n": "--n",
-    "device": "--device",
-    "seed": "--seed",
-    "calibrate": "--calibrate",
-    "by": "--by",
-    "control": "--control",
-    "unstable": "--unstable",
-    "more": "--more",
-    "tile": "--tile",
-    "stride": "--stride",
-    "tissue": "--tissue",
-    "bands": "--bands",
-    "scale": "--scale",
-    "mpp": "--mpp",
-    "display": "--display",
-    "size": "--size",
-    "crop": "--crop",
-    "mean": "--mean",
-    "std": "--std",
-}
-"""How an argument of the library is typed on the command line."""
-ARGUMENT = re.compile(rf"\b({'|'.join(TYPED)})=(\"[^\"]*\"|\S+)")
+ARGUMENT = re.compile(
+    r"\b(views|fill|context|method|layer|weights|classes|target|tau|gamma|dtype|compiled|protocol|group|split|group_by"
+    r"|n|device|seed|calibrate|by|control|unstable|more|tile|stride|tissue|bands|scale|mpp|display|size|crop|mean|std)"
+    r"=(\"[^\"]*\"|\S+)"
+)
+"""An argument of the library that the command line has as an option."""
 
 
 @dataclass
@@ -107,7 +62,7 @@ class Output:
 output = Output()
 
 
-class LogLines(logging.Handler):
+class _LogLines(logging.Handler):
     """Lines of the library's log among the notices."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -122,13 +77,16 @@ def _show_warning(message: Warning | str, *_where: Any, **_options: Any) -> None
 
 def with_output_options(command: Callable[..., None], *, answers: bool) -> Callable[..., None]:
     """The command with --quiet and --verbose, and --json if it answers."""
-    extra: dict[str, Any] = {"json_": Json} if answers else {}
-    extra |= {"quiet": Quiet, "verbose": Verbose}
+    extra: dict[str, Any] = {
+        name: Annotated[bool, typer.Option(f"--{name}", help=does, rich_help_panel="Output")]
+        for name, does in _OPTIONS.items()
+        if answers or name != "json"
+    }
     signature = inspect.signature(command)
 
     @wraps(command)
     def run(**given: Any) -> None:
-        chosen = Output(given.pop("json_", False), given.pop("quiet"), given.pop("verbose"))
+        chosen = Output(**{name: given.pop(name, False) for name in _OPTIONS})
         if chosen.quiet and chosen.verbose:
             raise typer.BadParameter("--quiet and --verbose exclude each other")
         with _output(chosen):
@@ -145,7 +103,7 @@ def with_output_options(command: Callable[..., None], *, answers: bool) -> Calla
 
 @contextmanager
 def _output(chosen: Output) -> Iterator[None]:
-    log, lines = logging.getLogger("equicam"), LogLines()
+    log, lines = logging.getLogger("equicam"), _LogLines()
     level = log.level
     output.json, output.quiet, output.verbose = chosen.json, chosen.quiet, chosen.verbose
     console.quiet, notices.quiet = chosen.json, chosen.quiet
@@ -176,17 +134,21 @@ def answer(command: str, document: Mapping[str, Any]) -> None:
 
 def say(text: str, style: str | None = None) -> None:
     """Print a line of the result; it may hold file names: no markup, no wrapping, no control characters."""
-    console.print(plain(text), style=style, soft_wrap=True, highlight=False, markup=False)
+    _print(console, text, style)
 
 
 def note(text: str, style: str | None = None) -> None:
     """The same for a notice."""
-    notices.print(plain(text), style=style, soft_wrap=True, highlight=False, markup=False)
+    _print(notices, text, style)
 
 
-def complain(text: str) -> None:
+def complain(text: str, style: str | None = "red") -> None:
     """The same for an error."""
-    errors.print(plain(text), style="red", soft_wrap=True, highlight=False, markup=False)
+    _print(errors, text, style)
+
+
+def _print(to: Console, text: str, style: str | None) -> None:
+    to.print(plain(text), style=style, soft_wrap=True, highlight=False, markup=False)
 
 
 def plain(text: object) -> str:
@@ -226,19 +188,17 @@ def exit_on_error(interrupted: str = "") -> Iterator[None]:
         complain(f"{as_typed(error)}{resume}{traceback if in_model else ''}")
         raise typer.Exit(FAILED if in_model or full else USAGE) from error
     except KeyboardInterrupt:
-        errors.print(f"stopped{plain(interrupted)}", soft_wrap=True, markup=False, highlight=False)
+        complain(f"stopped{interrupted}", style=None)
         raise typer.Exit(INTERRUPTED) from None
 
 
 def as_typed(error: Exception) -> str:
     """An error's sentence; its fix names options as they are typed, not as Python spells them."""
     if isinstance(error, OSError) and error.strerror and isinstance(error.filename, str | os.PathLike):
-        in_the_way = isinstance(error, FileExistsError)
-        error = EquicamError(
-            repr(os.fspath(error.filename)),
-            "to be a folder" if in_the_way else "to be a path that can be read and written",
-            "a file" if in_the_way else error.strerror, "another path",
-        )  # fmt: skip
+        needs, got = "to be a path that can be read and written", error.strerror
+        if isinstance(error, FileExistsError):
+            needs, got = "to be a folder", "a file"
+        error = EquicamError(repr(os.fspath(error.filename)), needs, got, "another path")
     if isinstance(error, EquicamError):
         fix = ARGUMENT.sub(lambda found: _as_option(found[1], found[2].strip('"')), error.fix)
         error = EquicamError(error.what, error.needs, error.got, fix)
@@ -246,10 +206,8 @@ def as_typed(error: Exception) -> str:
 
 
 def _as_option(argument: str, value: str) -> str:
-    option = TYPED[argument]
-    return (
-        f"no {option}" if value in ("None", "False") else option if value == "True" else f"{option} {value}"
-    )
+    option = "--compile" if argument == "compiled" else f"--{argument.replace('_', '-')}"
+    return {"None": f"no {option}", "False": f"no {option}", "True": option}.get(value, f"{option} {value}")
 
 
 def parse_dtype(name: str | None) -> "torch.dtype | None":

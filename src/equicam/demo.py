@@ -1,7 +1,6 @@
 """The whole workflow on synthetic images and the embedded model: audit, rank, verify, report. Needs no network."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
@@ -13,21 +12,8 @@ from equicam.models.load import load
 from equicam.reasons import SIGNALS
 from equicam.runs.triage import Triage
 
-PATCHES, PATCHES_PER_ROW = 200, 20
-SHEET = Path(__file__).with_name("demo_patches.jpg")
-"""The patches in rows; scripts/synthetic.py makes it."""
-SIDE = 96
-"""Of a patch, in pixels."""
-
-
-@dataclass(frozen=True)
-class DemoResult:
-    """The run, and the result of every step after it."""
-
-    run: Run
-    triage: Triage
-    verification: Verification
-    report: Path
+SHEET = Path(__file__).with_name("demo_patches.jpg")  # patches in rows; scripts/synthetic.py makes it
+PATCHES, PATCHES_PER_ROW, SIDE = 200, 20, 96  # pixels
 
 
 def worst_tenth_sentence(triage: Triage) -> str:
@@ -52,8 +38,11 @@ def synthetic_patches(count: int = PATCHES) -> list[Image.Image]:
 
 def run_demo(
     out: str | Path, count: int = PATCHES, *, progress: Callable[[int, int, int], None] | None = None
-) -> DemoResult:
-    """Write `count` patches into OUT/images and audit them into OUT/run; other counts than all of them get a suffix."""
+) -> tuple[Run, Triage, Verification, Path]:
+    """Write `count` patches into OUT/images, audit them into OUT/run, and take every step after it up to the report.
+
+    Other counts than all of them get a suffix.
+    """
     suffix = "" if count == PATCHES else f"-{count}"
     images, folder = Path(out) / f"images{suffix}", Path(out) / f"run{suffix}"
     images.mkdir(parents=True, exist_ok=True)
@@ -61,7 +50,5 @@ def run_demo(
         path = images / f"patch-{i:03d}.png"
         if not path.is_file():
             patch.save(path)
-    model = load("embedded", device="cpu")
-    run = audit(images, model, folder, calibrate=count // 2, progress=progress)
-    triage = run.triage()
-    return DemoResult(run, triage, run.verify(5, device="cpu"), run.report())
+    run = audit(images, load("embedded", device="cpu"), folder, calibrate=count // 2, progress=progress)
+    return run, run.triage(), run.verify(5, device="cpu"), run.report()

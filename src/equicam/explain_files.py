@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,8 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from equicam import __version__
@@ -22,10 +23,11 @@ from equicam.explanation import Explanation, describe_images
 from equicam.images.items import open_image
 from equicam.models.images import preprocess_image, stack_images, to_display_images
 from equicam.models.surround import preprocess_surround, stack_surrounds
-from equicam.overlay import MAX_DEVIATION, heat, overlay, panel, stretch
+from equicam.overlay import MAX_DEVIATION, RgbImage, heat, overlay, stretch
 from equicam.readers.model import Model
 from equicam.readers.names import output_name
 from equicam.reasons import describe
+from equicam.shards import json_ready
 
 VIEWS_PER_ROW = 9
 LONGEST_IN_LINE = 8  # letters of a label before the probability
@@ -34,10 +36,9 @@ IMAGES_PER_BATCH = 8
 
 @dataclass(frozen=True)
 class ExplainedFile:
-    """One image file: the stem and facts of the files written for it, or the error that prevented them."""
+    """One image file: the facts written for it, or the error that prevented them."""
 
     path: Path
-    stem: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
     error: EquicamError | None = None
 
@@ -57,19 +58,15 @@ def explain_files(
     `voi` is the window (centre and width) of DICOM images, instead of their own.
     """
     # a file we write must not replace an image we read
-    taken = {
-        p.name.split(".")[0].lower()
-        for p in paths
-        if p.resolve().parent == out.resolve() and p.name.count(".") > 1
-    }
+    inside = [path.name for path in paths if path.resolve().parent == out.resolve()]
+    taken = {name.split(".")[0].lower() for name in inside if name.count(".") > 1}
     out.mkdir(parents=True, exist_ok=True)
+    load = preprocess_image if context == "none" else preprocess_surround
     for start in range(0, len(paths), IMAGES_PER_BATCH):
         opened: list[tuple[Path, Any]] = []
-        load = preprocess_image if context == "none" else preprocess_surround
         for path in paths[start : start + IMAGES_PER_BATCH]:
             try:
-                decoded = open_image(path, voi)
-                opened.append((path, load(model, decoded)))
+                opened.append((path, load(model, open_image(path, voi))))
             except EquicamError as error:
                 yield ExplainedFile(path, error=error)
         if not opened:
@@ -77,17 +74,17 @@ def explain_files(
         loaded = [one for _, one in opened]
         if context == "none":
             x, window = stack_images(loaded), None
-            explanation = explain(model, x, method=method, **options)
         else:
             x, size = stack_surrounds(loaded)
             window = Window(size)
-            explanation = explain(model, loaded, method=method, context=context, **options)
+        given = x if window is None else loaded
+        explanation = explain(model, given, method=method, context=context, **options)
         for i, (path, _) in enumerate(opened):
             stem, one = safe_stem(str(path), taken), explanation[i]
             facts = {"image": str(path), "method": method} | _facts(model, one)
             facts["files"] = _draw_files(model, x[i : i + 1], one, facts, window, out / stem)
             (out / f"{stem}.json").write_text(json.dumps(facts, indent=2, ensure_ascii=True) + "\n")
-            yield ExplainedFile(path, stem, facts)
+            yield ExplainedFile(path, facts)
 
 
 def _facts(model: Model, one: Explanation) -> dict[str, Any]:
@@ -96,24 +93,26 @@ def _facts(model: Model, one: Explanation) -> dict[str, Any]:
     name = model.classes[target] if model.classes else str(target)
     if not model.has_probabilities:
         name = output_name(target, model.classes, model.task, is_only=one.is_only_output)
-    return {
+    found = {
         "model": model.name,
         "layer": model.layer,
         "target": target,
         "class": name,
-        "confidence": _number_or_none(float(one.confidence)),
-        "output": None if one.output is None else _number_or_none(float(one.output)),
+        "confidence": float(one.confidence),
+        "output": None if one.output is None else float(one.output),
         "views": list(one.views.labels),
-        "view_confidence": list(map(_number_or_none, one.view_confidence[0].tolist())),
+        "view_confidence": one.view_confidence[0].tolist(),
         "view_flips": one.view_flips[0].tolist(),
         "view_kept": one.view_kept[0].tolist(),
         "peum_score": float(one.peum_score) if one.has_peum[0] else None,
-        "stability": _number_or_none(float(one.stability)),
+        "stability": float(one.stability),
         "steadiness": steadiness.word,
         "steadiness_reason": describe(steadiness.reason),
         "flags": sorted(one.flags[0]),
         "equicam": __version__,
     }
+    ready: dict[str, Any] = json_ready(found)
+    return ready
 
 
 def _draw_files(
@@ -141,17 +140,10 @@ def _draw_files(
     if at is not None and several:
         own = (f"the network's own map: {facts['steadiness']}", overlay(image, maps[at]))
         figures["overlay"][0].insert(1, own)
+    captions = map(_caption, views.labels, facts["view_confidence"], facts["view_flips"], facts["view_kept"])
     strip = [
-        (_caption(*of_view), overlay(shown, values))
-        for shown, values, *of_view in zip(
-            inputs,
-            maps,
-            views.labels,
-            one.view_confidence[0].tolist(),
-            facts["view_flips"],
-            facts["view_kept"],
-            strict=True,
-        )
+        (caption, overlay(shown, values))
+        for caption, shown, values in zip(captions, inputs, maps, strict=True)
     ]
     figures["views"] = [strip[i : i + VIEWS_PER_ROW] for i in range(0, len(strip), VIEWS_PER_ROW)]
     if several:
@@ -159,35 +151,42 @@ def _draw_files(
         deviation = heat(np.sqrt(one.peum[0].cpu().numpy()) / MAX_DEVIATION)
         caption = f"standard deviation of views, 0 to {MAX_DEVIATION}"
         figures["peum"] = [[("image", image), (caption, deviation)]]
-    files = {kind: path.with_name(f"{path.name}.{kind}.png") for kind in figures}
+    files = {kind: f"{path.name}.{kind}.png" for kind in figures}
     for kind, rows in figures.items():
-        alone = kind == "views"
-        text = f"each view alone: {title}" if alone else title
-        panel(rows, files[kind], title=text, inches=1.7 if alone else 3)
-    return {kind: file.name for kind, file in files.items()}
+        text, inches = (f"each view alone: {title}", 1.7) if kind == "views" else (title, 3.0)
+        _draw_panel(rows, path.with_name(files[kind]), text, inches)
+    return files
 
 
-def _caption(label: str, confidence: float, flips: bool, kept: bool) -> str:
+def _draw_panel(rows: list[list[tuple[str, RgbImage]]], path: Path, title: str, inches: float) -> None:
+    """Titled images in rows, written as one PNG."""
+    columns = max(map(len, rows))
+    figure = Figure(figsize=(inches * columns, (inches + 0.3) * len(rows)), layout="compressed")
+    FigureCanvasAgg(figure)
+    cells = figure.subplots(len(rows), columns, squeeze=False)
+    for cell in cells.flat:
+        cell.axis("off")
+    for row, entries in zip(cells, rows, strict=True):
+        for cell, (name, image) in zip(row, entries, strict=False):
+            cell.imshow(image, interpolation="nearest")
+            cell.set_title(name, fontsize=9, parse_math=False)
+    figure.suptitle(title, fontsize=10, parse_math=False)
+    figure.savefig(path, dpi=150, bbox_inches="tight", pad_inches=0.08)
+
+
+def _caption(label: str, confidence: float | None, flips: bool, kept: bool) -> str:
     remark = "\nother class" if flips else "" if kept else "\nleft out"
     separator = ", " if len(label) <= LONGEST_IN_LINE else "\n"
-    p = "" if math.isnan(confidence) else f"{separator}p = {confidence:.2f}"  # a value has none
+    p = "" if confidence is None else f"{separator}p = {confidence:.2f}"  # a value has none
     return f"{label}{p}{remark}"
-
-
-def _number_or_none(value: float) -> float | None:
-    """JSON has no NaN: stability is undefined for one view, confidence for a value."""
-    return None if math.isnan(value) else value
 
 
 def safe_stem(path: str, taken: set[str]) -> str:
     """A short plain file stem for any path, unlike all in `taken` whatever the case of letters; it joins them."""
     own = Path(path).stem
     plain = re.sub(r"[^A-Za-z0-9._-]+", "_", own).strip("._-")[:80] or "image"
-    digest = hashlib.sha256(str(path).encode("utf-8", "surrogateescape")).hexdigest()
-    tries = (
-        plain if n == 0 and plain == own else f"{plain}-{digest[:8]}{f'-{n}' if n > 1 else ''}"
-        for n in range(len(taken) + 3)
-    )
+    marked = f"{plain}-{hashlib.sha256(path.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
+    tries = [*([plain] if plain == own else []), marked, *(f"{marked}-{n}" for n in range(2, len(taken) + 3))]
     stem = next(s for s in tries if s.lower() not in taken)
     taken.add(stem.lower())
     return stem

@@ -1,7 +1,6 @@
 """What `explain` returns: tensors by image, a line of text for each, and drawings of them on request."""
 
 import math
-import operator
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, UInt8, jaxtyped
+from PIL import Image
 from torch import Tensor
 
 from equicam import __version__
@@ -28,17 +28,12 @@ if TYPE_CHECKING:
 
     from equicam.drawing.explanation_figure import ImageDrawing
 
-MAX_LINES = 32
-"""Images that are printed."""
-MAX_IN_NOTEBOOK = 16
-"""Images that a notebook shows."""
-MAX_PLOTTED = 8
-"""Rows of a figure, unless the caller wants more."""
+MAX_LINES, MAX_IN_NOTEBOOK, MAX_PLOTTED = 32, 16, 8
+"""Images that are printed, shown in a notebook, and drawn as rows of a figure unless the caller wants more."""
 FIGURE_FILES = (".png", ".jpg", ".jpeg", ".pdf", ".svg")
 TENSORS = "explanation.pt"  # in a folder
 TENSOR_FILES = (".pt", ".pth")
-UNKNOWN_IMAGE_GREY = 214
-"""Under maps whose image is not known."""
+UNKNOWN_IMAGE_GREY = 214  # under maps whose image is not known
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -50,14 +45,10 @@ class Explanation:
 
     map: Float[Tensor, "b H W"]  # in [0, 1]
     raw: Float[Tensor, "b H W"]  # just before the last min–max
-    peum: Float[
-        Tensor, "b H W"
-    ]  # PEUM (per-image explanation uncertainty): variance of the views' aligned maps
+    peum: Float[Tensor, "b H W"]  # PEUM (per-image explanation uncertainty): variance of aligned maps
     peum_score: Float[Tensor, " b"]  # mean of peum
-    stability: Float[
-        Tensor, " b"
-    ]  # mean Pearson of the presented view's own map with every other's, aligned; NaN for one view
-    stability_by_view: Float[Tensor, "b t"]  # the same for each view
+    stability: Float[Tensor, " b"]  # mean of stability_by_view over the other views; NaN for one view
+    stability_by_view: Float[Tensor, "b t"]  # Pearson of its own map with the presented view's, aligned
     target: Int[Tensor, " b"]  # the class explained
     confidence: Float[Tensor, " b"]  # its probability in the presented image; NaN where a value is explained
     view_confidence: Float[Tensor, "b t"]  # its probability in each view
@@ -65,9 +56,7 @@ class Explanation:
     view_flips: Bool[Tensor, "b t"]  # views whose top-1 is not the presented image's
     view_kept: Bool[Tensor, "b t"]  # views the weigher kept
     layer_map: Float[Tensor, "b h w"]  # raw at the layer's resolution, rectified
-    view_maps: Float[
-        Tensor, "b t h w"
-    ]  # each view's own rectified plane at the layer's resolution, not aligned
+    view_maps: Float[Tensor, "b t h w"]  # each view's rectified plane at the layer's resolution, not aligned
     flags: tuple[frozenset[str], ...]  # of blank, constant, flipped, none-kept, low-coverage, odd-size, edge
     views: Views
     layer: str | None = None
@@ -101,31 +90,25 @@ class Explanation:
 
     def __getitem__(self, index: Any) -> "Explanation":
         """Some of the images: by number, slice, list of numbers or mask."""
+        rows = np.arange(len(self))
         if isinstance(index, slice):
-            rows = list(range(len(self)))[index]
-        elif isinstance(index, Tensor | np.ndarray | list | tuple):
-            found = torch.as_tensor(index)
-            is_mask = found.dtype == torch.bool
-            if is_mask and found.shape != (len(self),):
-                raise IndexError(f"a mask of {len(self)} images, got {tuple(found.shape)}")
-            if found.is_floating_point() and found.numel():
-                raise IndexError(_no_index(index))
-            chosen = found.nonzero().flatten() if is_mask else found.flatten()
-            rows = [self._row(i) for i in chosen.tolist()]
-        elif isinstance(index, bool) or not hasattr(index, "__index__"):
-            raise IndexError(_no_index(index))
+            rows = rows[index]
         else:
-            rows = [self._row(operator.index(index))]
-        at = torch.tensor(rows, dtype=torch.long, device=self.target.device)
+            chosen = np.asarray(index.cpu() if isinstance(index, Tensor) else index)
+            if not chosen.size and chosen.dtype.kind == "f":  # an empty list
+                chosen = chosen.astype(int)
+            try:
+                if chosen.dtype.kind not in "iub" or (chosen.dtype.kind == "b" and not chosen.ndim):
+                    raise IndexError("neither whole numbers nor a mask")
+                rows = np.ravel(rows[chosen])
+            except IndexError as error:
+                raise IndexError(
+                    f"an index of {len(self)} image{'s' * (len(self) != 1)} needs a number, a slice, a list of numbers or a "
+                    f"mask, got {index!r}; try e[0]"
+                ) from error
+        at = torch.tensor(rows.tolist(), dtype=torch.long, device=self.target.device)
         some: dict[str, Any] = {name: value[at.to(value.device)] for name, value in self._tensors().items()}
         return replace(self, **some, flags=tuple(self.flags[i] for i in rows))
-
-    def _row(self, index: int) -> int:
-        if not -len(self) <= index < len(self):
-            raise IndexError(
-                f"an explanation of {len(self)} image{'s' * (len(self) != 1)} has no image {index}"
-            )
-        return index % len(self)
 
     def __iter__(self) -> Iterator["Explanation"]:
         return (self[i] for i in range(len(self)))
@@ -152,13 +135,16 @@ class Explanation:
         """The maps as colours over the images, 8-bit RGB; `PIL.Image.fromarray(e.overlay()[0])` is an image."""
         from equicam.overlay import overlay
 
-        maps = self.map.detach().float().cpu().numpy()
         found = self._images()
-        if found is None:
-            found = np.full((*maps.shape, 3), UNKNOWN_IMAGE_GREY, dtype=np.uint8)
-        for i, values in enumerate(maps):
-            found[i] = overlay(found[i], values)
+        for image, values in zip(found, self.map.detach().float().cpu().numpy(), strict=True):
+            image[:] = overlay(image, values)
         return found
+
+    def _images(self) -> UInt8[np.ndarray, "b H W 3"]:
+        """The model's input as 8-bit RGB, its normalisation inverted; grey where it is not known."""
+        if self.inputs is None:
+            return np.full((*self.map.shape, 3), UNKNOWN_IMAGE_GREY, dtype=np.uint8)
+        return denormalise(self.inputs, self.mean, self.std)
 
     def plot(self, *, images: int = MAX_PLOTTED) -> "Figure":
         """A figure of the first images, a row each: image, own map of one view, map, PEUM, and stability over the views."""
@@ -177,41 +163,34 @@ class Explanation:
 
         A folder gets an overlay and a figure for each image, and `explanation.pt`.
         """
-        from equicam.drawing.explanation_figure import write_figure, write_image
+        from equicam.drawing.explanation_figure import write_figure
 
         path = Path(path)
         kind = path.suffix.lower()
-        if kind in TENSOR_FILES:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            torch.save(self.state(), path)
-        elif kind in FIGURE_FILES:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_figure(self.plot(images=len(self)), path)
-        elif kind:
+        if kind and kind not in (*FIGURE_FILES, *TENSOR_FILES):
             raise EquicamError(
                 "save", f"a folder, or a file that ends in {', '.join((*FIGURE_FILES, *TENSOR_FILES))}", repr(path.name),
                 '"explained.png"',
             )  # fmt: skip
-        else:
-            path.mkdir(parents=True, exist_ok=True)
+        (path.parent if kind else path).mkdir(parents=True, exist_ok=True)
+        if kind in FIGURE_FILES:
+            write_figure(self.plot(images=len(self)), path)
+            return path
+        torch.save(self.state(), path if kind else path / TENSORS)
+        if not kind:
             digits = len(str(max(0, len(self) - 1)))
             for i, one in enumerate(self):
-                write_image(one.overlay()[0], path / f"{i:0{digits}d}.overlay.png")
+                Image.fromarray(one.overlay()[0]).save(path / f"{i:0{digits}d}.overlay.png")
                 write_figure(one.plot(), path / f"{i:0{digits}d}.png")
-            torch.save(self.state(), path / TENSORS)
         return path
 
     def state(self) -> dict[str, Any]:
         """Tensors and plain values, which `torch.save` writes and `torch.load(…, weights_only=True)` reads."""
-        found = self.cpu()
-        # cloned, because torch writes the whole storage behind a slice
-        tensors = {name: value.detach().clone() for name, value in found._tensors().items()}
-        return found._plain() | tensors
+        return self.cpu()._state()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as its state, on its device, so that `torch.save(e, …)` is read by `torch.load`, which runs no code."""
-        tensors = {name: value.detach().clone() for name, value in self._tensors().items()}
-        return restore, (self._plain() | tensors,)
+        return restore, (self._state(),)
 
     @staticmethod
     def load(path: str | Path) -> "Explanation":
@@ -221,23 +200,21 @@ class Explanation:
         try:
             found = torch.load(file, map_location="cpu", weights_only=True)
         except (*UNREADABLE, OSError) as error:
-            raise not_stored(what, type(error).__name__) from error
-        return found if isinstance(found, Explanation) else read_state(found, what)
+            raise _not_stored(what, type(error).__name__) from error
+        return found if isinstance(found, Explanation) else _read_state(found, what)
 
     def _tensors(self) -> dict[str, Tensor]:
         found = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in found.items() if isinstance(value, Tensor)}
 
-    def _plain(self) -> dict[str, Any]:
-        """Everything but the tensors, as values that torch reads without running code."""
+    def _state(self) -> dict[str, Any]:
+        """Tensors, and everything else as values that torch reads without running code."""
         names = ("layer", "mean", "std", "classes", "task", "is_only_output")
-        flags, views = [sorted(one) for one in self.flags], list(self.views.to_plain())
-        plain = {name: getattr(self, name) for name in names}
-        return {"equicam": __version__, "views": views, "flags": flags} | plain
-
-    def _images(self) -> UInt8[np.ndarray, "b H W 3"] | None:
-        """The model's input as 8-bit RGB, its normalisation inverted; None where it is not known."""
-        return None if self.inputs is None else denormalise(self.inputs, self.mean, self.std)
+        state: dict[str, Any] = {name: getattr(self, name) for name in names}
+        state |= {"equicam": __version__, "views": list(self.views.to_plain())}
+        state["flags"] = [sorted(one) for one in self.flags]
+        # cloned, because torch writes the whole storage behind a slice
+        return state | {name: value.detach().clone() for name, value in self._tensors().items()}
 
     def _drawings(self, count: int) -> "list[ImageDrawing]":
         """The first images as arrays and text."""
@@ -245,30 +222,20 @@ class Explanation:
         from equicam.overlay import overlay, stretch
 
         some, several = self[:count], len(self.views) > 1
-        images, overlays, arrays = some._images(), some.overlay(), some.to_numpy()
-        presented, size = presented_index(self.views.transforms), (overlays.shape[1], overlays.shape[2])
-        grey = np.full((*size, 3), UNKNOWN_IMAGE_GREY, dtype=np.uint8)
-
-        def own_map(i: int) -> UInt8[np.ndarray, "H W 3"] | None:
-            if not several or presented is None:
-                return None
-            under = grey if images is None else images[i]
-            return overlay(under, stretch(arrays["view_maps"][i, presented], size))
-
-        return [
-            ImageDrawing(
-                title=title,
-                facts=tuple(facts),
-                image=None if images is None else images[i],
-                overlay=overlays[i],
-                own=own_map(i),
-                word=some.steadiness[i].word,
-                peum=arrays["peum"][i] if several else None,
-                transforms=self.views.transforms,
-                correlations=tuple(arrays["stability_by_view"][i].tolist()),
-            )
-            for i, (title, *facts) in enumerate(describe_images(some))
-        ]
+        presented, arrays = presented_index(self.views.transforms), some.to_numpy()
+        images, overlays = some._images(), some.overlay()
+        drawings = []
+        for i, (title, *facts) in enumerate(describe_images(some)):
+            image, own = None if self.inputs is None else images[i], None
+            if several and presented is not None:
+                own = overlay(images[i], stretch(arrays["view_maps"][i, presented], images.shape[1:3]))
+            peum, correlations = arrays["peum"][i] if several else None, arrays["stability_by_view"][i]
+            drawing = ImageDrawing(
+                title, tuple(facts), image, overlays[i], own, some.steadiness[i].word, peum, self.views.transforms,
+                tuple(correlations.tolist()),
+            )  # fmt: skip
+            drawings.append(drawing)
+        return drawings
 
     def _repr_html_(self) -> str:
         from equicam.drawing.explanation_figure import draw_html
@@ -277,117 +244,95 @@ class Explanation:
 
 
 def describe_images(e: Explanation) -> list[list[str]]:
-    """What is printed of each image: class and confidence first, then steadiness, PEUM, flips and flags.
-
-    One view has no PEUM.
-    """
+    """What is printed of each image: class and confidence, or value, first, then steadiness, PEUM, flips and flags."""
     outputs = [math.nan] * len(e) if e.output is None else e.output.tolist()
+    flips = e.view_flips.sum(1).tolist()
     explained = zip(e.target.tolist(), e.confidence.tolist(), outputs, strict=True)
-    found = [[_title(e, *one)] for one in explained]
-    flips, others = e.view_flips.sum(1).tolist(), len(e.views) - 1
-    for i, facts in enumerate(found):
-        facts.append(str(e.steadiness[i]))
-        facts += [_describe_peum(e, i)] if len(e.views) > 1 else []
-        reason = e.steadiness[i].reason
-        known = reason.code == "prediction-changes" or reason.values.get("changed")
-        facts += [f"{flips[i]} of {others} other views flip"] if flips[i] and not known else []
-        flags = sorted(e.flags[i] - {"flipped"})  # the line before says it
-        facts += [f"flags {', '.join(flags)}"] if flags else []
+    found = []
+    for i, (target, confidence, output) in enumerate(explained):
+        name = output_name(target, e.classes, e.task, is_only=e.is_only_output)
+        title = "".join(letter if letter.isprintable() else "�" for letter in name)
+        if not math.isnan(confidence):
+            title += f" (p = {confidence:.2f})"
+        elif not math.isnan(output):
+            title += f" = {output:.4g}"
+        facts, reason = [title, str(e.steadiness[i])], e.steadiness[i].reason
+        if len(e.views) > 1:  # one view has no PEUM
+            facts.append(f"PEUM {float(e.peum_score[i]):.4f}" if e.has_peum[i] else "PEUM undefined")
+        if flips[i] and reason.code != "prediction-changes" and not reason.values.get("changed"):
+            facts.append(f"{flips[i]} of {len(e.views) - 1} other views flip")
+        if flags := sorted(e.flags[i] - {"flipped"}):  # the line before says it
+            facts.append(f"flags {', '.join(flags)}")
+        found.append(facts)
     return found
-
-
-def _describe_peum(e: Explanation, i: int) -> str:
-    """The PEUM of an image of several views."""
-    return f"PEUM {float(e.peum_score[i]):.4f}" if e.has_peum[i] else "PEUM undefined"
-
-
-def _title(e: Explanation, target: int, confidence: float, output: float) -> str:
-    """The class and its confidence, or what is explained and its value."""
-    name = output_name(target, e.classes, e.task, is_only=e.is_only_output)
-    name = "".join(letter if letter.isprintable() else "�" for letter in name)
-    if not math.isnan(confidence):
-        return f"{name} (p = {confidence:.2f})"
-    return name if math.isnan(output) else f"{name} = {output:.4g}"
 
 
 def restore(state: Any) -> Explanation:
     """The explanation of a state, checked. A pickle of an explanation calls it, and `torch.load` may."""
-    return read_state(state, "a stored explanation")
+    return _read_state(state, "a stored explanation")
 
 
 torch.serialization.add_safe_globals([restore])
 
 
-def _no_index(index: Any) -> str:
-    return f"an index needs a number, a slice, a list of numbers or a mask, got {index!r}; try e[0]"
-
-
-def read_state(found: Any, what: str) -> Explanation:
+def _read_state(found: Any, what: str) -> Explanation:
     """An explanation of its state, checked: anybody may have written the file. `what` names it in errors."""
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
-        raise not_stored(what, type(found).__name__)
+        raise _not_stored(what, type(found).__name__)
     if missing := [f.name for f in fields(Explanation) if f.default is MISSING and f.name not in found]:
-        raise not_stored(what, f"one without {', '.join(missing)}")
-    given = {f.name: found[f.name] for f in fields(Explanation) if f.name in found}
-    for name, (is_valid, needed) in PLAIN.items():
-        if not is_valid(given.get(name)):
-            raise not_stored(what, f"{name} other than {needed}")
+        raise _not_stored(what, f"one without {', '.join(missing)}")
+    given: dict[str, Any] = {f.name: found.get(f.name) for f in fields(Explanation)}
+    for name, (is_valid, needed) in _PLAIN.items():
+        if not is_valid(given[name]) and (given[name] is not None or name in ("views", "flags")):
+            raise _not_stored(what, f"{name} other than {needed}")
     for name in ("mean", "std", "classes"):
-        given[name] = None if given.get(name) is None else tuple(given[name])
+        given[name] = None if given[name] is None else tuple(given[name])
     try:
         given["views"] = Views([tuple(one) if isinstance(one, list) else one for one in given["views"]])
-    except (EquicamError, *NOT_VIEWS) as error:
-        raise not_stored(what, "views that cannot be read") from error
+    except (EquicamError, TypeError, ValueError, LookupError) as error:
+        raise _not_stored(what, "views that cannot be read") from error
     given["flags"] = tuple(frozenset(one) for one in given["flags"])
-    given["is_only_output"] = given.get("is_only_output") is True
-    _refuse_shapes(given, what)
-    return Explanation(**given)
-
-
-def not_stored(what: str, got: str) -> EquicamError:
-    """The error for a file of something else."""
-    return EquicamError(what, "a file that Explanation.save wrote", got, 'e.save("explanation.pt")')
-
-
-def _refuse_shapes(given: dict[str, Any], what: str) -> None:
-    """Refuse tensors whose types are others, or whose shapes do not agree with each other, the views and the flags."""
+    given["is_only_output"] = given["is_only_output"] is True
+    # tensors of other types, or whose shapes do not agree with each other, the views and the flags
     about = f"{len(given['flags'])} images in {len(given['views'])} views"
-    tensors = [f for f in fields(Explanation) if f.name not in (*PLAIN, "is_only_output")]
     with jaxtyped("context"):  # b, t, H and W are the same in all annotations
-        for one in tensors:
-            value: Any = given.get(one.name)
-            annotation: Any = one.type
-            if not isinstance(value, annotation):
+        for one in fields(Explanation):
+            value, annotation = given[one.name], one.type
+            if one.name not in (*_PLAIN, "is_only_output") and not isinstance(value, annotation):  # type: ignore[arg-type]
                 got = type(value).__name__
                 if isinstance(value, Tensor):
                     got = f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
-                raise not_stored(what, f"{one.name} {got} next to {about}")
+                raise _not_stored(what, f"{one.name} {got} next to {about}")
     images, views = given["view_kept"].shape
     if (images, views) != (len(given["flags"]), len(given["views"])):
-        raise not_stored(what, f"tensors of {images} images in {views} views next to {about}")
+        raise _not_stored(what, f"tensors of {images} images in {views} views next to {about}")
+    return Explanation(**given)
 
 
-def _are_texts(values: Any) -> bool:
-    return isinstance(values, list | tuple) and all(isinstance(one, str) for one in values)
+def _not_stored(what: str, got: str) -> EquicamError:
+    return EquicamError(what, "a file that Explanation.save wrote", got, 'e.save("explanation.pt")')
 
 
-def _are_numbers(values: Any) -> bool:
-    return isinstance(values, list | tuple) and all(
-        isinstance(one, int | float) and not isinstance(one, bool) and math.isfinite(one) for one in values
-    )
+def _are(is_valid: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Whether a value is a list of valid ones."""
+    return lambda values: isinstance(values, list | tuple) and all(map(is_valid, values))
 
 
-NOT_VIEWS = (TypeError, ValueError, LookupError)
-PLAIN: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "views": (lambda value: isinstance(value, list | tuple), "a list"),
-    "flags": (lambda value: isinstance(value, list | tuple) and all(map(_are_texts, value)), "lists of text"),
-    "layer": (lambda value: value is None or isinstance(value, str), "text"),
-    "mean": (lambda value: value is None or _are_numbers(value), "finite numbers"),
-    "std": (lambda value: value is None or _are_numbers(value), "finite numbers"),
-    "classes": (lambda value: value is None or _are_texts(value), "text"),
-    "task": (
-        lambda value: value is None or value in get_args(Task),
-        f"one of {', '.join(get_args(Task))}",
-    ),
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+_PLAIN: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "views": (_are(lambda _: True), "a list"),
+    "flags": (_are(_are(_is_text)), "lists of text"),
+    "layer": (_is_text, "text"),
+    "mean": (_are(_is_number), "finite numbers"),
+    "std": (_are(_is_number), "finite numbers"),
+    "classes": (_are(_is_text), "text"),
+    "task": (lambda value: value in get_args(Task), f"one of {', '.join(get_args(Task))}"),
 }
-"""The values that are no tensors: whether one is valid, and what it must be."""
+"""The values that are no tensors: whether one is valid, and what it must be; views and flags are never None."""

@@ -1,13 +1,10 @@
-"""Maps as colours over images, and panels of them, for people to look at."""
+"""Maps as colours over images, for people to look at."""
 
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, UInt8
 from matplotlib import colormaps
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from PIL import Image
 
 RgbImage = UInt8[np.ndarray, "H W 3"]
@@ -17,9 +14,8 @@ MAX_DEVIATION = 0.5  # the largest standard deviation of values in [0, 1]
 
 def heat(values: Float[np.ndarray, "H W"]) -> RgbImage:
     """Values in [0, 1] as colours, interpolated between those of the colour map: no steps."""
-    table = _colour_table()
+    table, known = _colour_table(), np.nan_to_num(values)
     places = np.linspace(0, 1, len(table))
-    known = np.nan_to_num(values)
     return np.stack([np.interp(known, places, one) for one in table.T], axis=-1).round().astype(np.uint8)
 
 
@@ -33,13 +29,12 @@ def opacity(values: Float[np.ndarray, "H W"]) -> Float[np.ndarray, "H W"]:
     return np.asarray(1 - (1 - np.clip(values, 0, 1)) ** 1.6)
 
 
-def overlay(image: RgbImage, values: Float[np.ndarray, "H W"], *, strength: float = 0.75) -> RgbImage:
+def overlay(image: RgbImage, values: Float[np.ndarray, "H W"]) -> RgbImage:
     """The map over the image; the image is greyed, so that colour means saliency, and shows where the map is low."""
     grey = image @ np.array([0.299, 0.587, 0.114])
     background = 0.35 * image + 0.65 * grey[..., None]
-    alpha = strength * opacity(values)[..., None]
-    blended: np.ndarray = (1 - alpha) * background + alpha * heat(values)
-    return blended.round().astype(np.uint8)
+    alpha = 0.75 * opacity(values)[..., None]
+    return np.asarray((1 - alpha) * background + alpha * heat(values)).round().astype(np.uint8)
 
 
 def enlarge(plane: Float[np.ndarray, "h w"], size: tuple[int, int]) -> Float[np.ndarray, "H W"]:
@@ -56,22 +51,3 @@ def stretch(
     low, high = float(large.min()), float(large.max())
     flat = high - low <= flat_below * max(abs(low), abs(high))
     return np.zeros_like(large) if flat else (large - low) / (high - low)
-
-
-def panel(
-    rows: list[list[tuple[str, RgbImage]]], path: Path, *, title: str = "", inches: int | float = 2.2
-) -> None:
-    """Titled images in rows, written as one PNG."""
-    columns = max(map(len, rows))
-    figure = Figure(figsize=(inches * columns, (inches + 0.3) * len(rows)), layout="compressed")
-    FigureCanvasAgg(figure)
-    cells = figure.subplots(len(rows), columns, squeeze=False)
-    for cell in cells.flat:
-        cell.axis("off")
-    for row, entries in zip(cells, rows, strict=True):
-        for cell, (name, image) in zip(row, entries, strict=False):
-            cell.imshow(image, interpolation="nearest")
-            cell.set_title(name, fontsize=9, parse_math=False)
-    if title:
-        figure.suptitle(title, fontsize=10, parse_math=False)
-    figure.savefig(path, dpi=150, bbox_inches="tight", pad_inches=0.08)

@@ -1,15 +1,14 @@
 """Progress of long work on stderr: a bar on a terminal, a line every ten seconds anywhere else."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-LINE_SECONDS = 10.0
-"""Between two lines; work that takes less has none."""
+LINE_SECONDS = 10.0  # between two lines; work that takes less has none
 
 
 class Progress:
@@ -21,6 +20,7 @@ class Progress:
         self.computed: int | float = 0  # by this process; what it found done is not in the rate
         self.before: int | float = 0  # computed when this piece of the work was first heard of
         self.start = self.printed = time.monotonic()
+        self.show: Callable[[], None] = lambda: None
 
     def advance(self, count: int | float) -> None:
         """So much more is done."""
@@ -34,9 +34,6 @@ class Progress:
             self.title, self.unit, self.start, self.before = title, unit, time.monotonic(), computed
         self.done, self.total, self.computed = done, total, computed - self.before
         self.show()
-
-    def show(self) -> None:
-        """Nothing, unless somebody looks."""
 
     @property
     def rate(self) -> float:
@@ -77,7 +74,7 @@ def progress_bar(
                 state.printed = time.monotonic()
                 console.print(state.line(), soft_wrap=True, highlight=False, markup=False)
 
-        state.show = line  # type: ignore[method-assign]
+        state.show = line
         yield state
         return
     from rich import progress
@@ -90,10 +87,8 @@ def progress_bar(
         task = bar.add_task(title, total=total or None, rate="")
 
         def redraw() -> None:
-            rate = f"{state.rate:.1f}/s" if state.rate else ""
-            bar.update(
-                task, description=state.title, completed=state.done, total=state.total or None, rate=rate
-            )
+            rate, total = f"{state.rate:.1f}/s" if state.rate else "", state.total or None
+            bar.update(task, description=state.title, completed=state.done, total=total, rate=rate)
 
-        state.show = redraw  # type: ignore[method-assign]
+        state.show = redraw
         yield state

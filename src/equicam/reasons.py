@@ -9,19 +9,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from equicam.errors import EquicamError
+from equicam.errors import not_one_of
 
+# the signals that rank images, as sentences name them
 SIGNALS = {"stability": "stability", "peum": "PEUM", "risk": "risk"}
-"""The signals that rank images, as sentences name them."""
-
-
 PEUM_NOTE = (
     "PEUM (per-image explanation uncertainty) is the variance of the views' aligned maps, mean over pixels; "
     "it depends on the number of views"
 )
 """What is printed where PEUM is."""
-
-
 _encode = json.JSONEncoder(ensure_ascii=False).encode  # made once: there are hundreds of thousands of reasons
 
 
@@ -34,9 +30,7 @@ class Reason:
 
     def __post_init__(self) -> None:
         if self.code not in _SENTENCES:
-            raise EquicamError(
-                "a reason", f"one of the codes {', '.join(_SENTENCES)}", repr(self.code), '"text"'
-            )
+            raise not_one_of("a reason", _SENTENCES, self.code, '"text"')
 
     def to_row(self) -> dict[str, str]:
         """As a cell of a table: the code, and the values as JSON."""
@@ -53,7 +47,8 @@ class Reason:
 
 def describe(reason: Reason) -> str:
     """The sentence for a person."""
-    return _SENTENCES[reason.code](reason.values)
+    sentence = _SENTENCES[reason.code]
+    return sentence.format_map(reason.values) if isinstance(sentence, str) else sentence(reason.values)
 
 
 def from_rows(rows: Iterable[Mapping[str, Any]] | None) -> list[Reason]:
@@ -73,26 +68,23 @@ def name_views(labels: Sequence[str], most: int) -> str:
 
 
 def _prediction_changes(v: Mapping[str, Any]) -> str:
-    # the presented view is one of them, and cannot change
-    others = _other_views(v["of"])
-    return f"the prediction changes in {len(v['views'])} of {others}: {name_views(v['views'], 3)}"
+    count, others = len(v["views"]), _other_views(v["of"])
+    return f"the prediction changes in {count} of {others}: {name_views(v['views'], 3)}"
 
 
 def _other_views(of: int) -> str:
-    return f"{of - 1} other view{'s' * (of != 2)}"
+    return f"{of - 1} other view{'s' * (of != 2)}"  # the presented view is one of them, and cannot change
 
 
 def _least_alike(v: Mapping[str, Any]) -> str:
     """The views with the lowest correlations, three of them by name."""
-    return name_views(
-        [f"{view} (r = {r:.2f})" for view, r in zip(v["views"], v["correlations"], strict=True)], 3
-    )
+    pairs = zip(v["views"], v["correlations"], strict=True)
+    return name_views([f"{view} (r = {r:.2f})" for view, r in pairs], 3)
 
 
 def _views_disagree(v: Mapping[str, Any]) -> str:
-    if len(v["views"]) == 1:
-        return f"the view {_least_alike(v)} disagrees with the others on the place"
-    return f"the views {_least_alike(v)} disagree with the others on the place"
+    subject, verb = ("view", "disagrees") if len(v["views"]) == 1 else ("views", "disagree")
+    return f"the {subject} {_least_alike(v)} {verb} with the others on the place"
 
 
 def _map_moves(v: Mapping[str, Any]) -> str:
@@ -101,18 +93,11 @@ def _map_moves(v: Mapping[str, Any]) -> str:
     return f"the map moves in {share if others > 1 else 'the other view'}: {_least_alike(v)}"
 
 
-def _stability(v: Mapping[str, Any]) -> str:
-    return f"stability {v['stability']:.2f} ± {v['uncertainty']:.2f}"
-
-
-def _some_changed(v: Mapping[str, Any]) -> str:
-    return (
-        f"; the prediction changes in {v['changed']} of {_other_views(v['of'])}" if v.get("changed") else ""
-    )
-
-
-def _unreadable(v: Mapping[str, Any]) -> str:
-    return str(v["message"] or v["error"])
+def _follows(v: Mapping[str, Any]) -> str:
+    text = f"the network's own map follows the image: {_STABILITY}; {_LOWEST}".format_map(v)
+    if v.get("changed"):
+        text += f"; the prediction changes in {v['changed']} of {_other_views(v['of'])}"
+    return text
 
 
 def _tested(v: Mapping[str, Any]) -> str:
@@ -132,49 +117,39 @@ def _effect(v: Mapping[str, Any]) -> str:
     )
 
 
-_SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
+_STABILITY = "stability {stability:.2f} ± {uncertainty:.2f}"
+_LOWEST = "lowest correlation {lowest:.2f}, with the view {view}"
+_SENTENCES: dict[str, str | Callable[[Mapping[str, Any]], str]] = {
     # a bad image
-    "unreadable": _unreadable,
-    "killed-decoder": lambda _: "decoding it killed the process: the file is not safe to open",
-    "decoding-timeout": lambda v: f"decoding it takes more than {v['seconds']:g} s",
-    "out-of-memory": lambda _: "decoding it takes more memory than one image may",
-    "not-finite": lambda _: "preprocessing made NaN or infinity of it",
-    "refused": lambda v: f"{v['what']} needs {v['needs']}, got {v['got']}; try {v['fix']}",
+    "unreadable": lambda v: str(v["message"] or v["error"]),
+    "killed-decoder": "decoding it killed the process: the file is not safe to open",
+    "decoding-timeout": "decoding it takes more than {seconds:g} s",
+    "out-of-memory": "decoding it takes more memory than one image may",
+    "not-finite": "preprocessing made NaN or infinity of it",
+    "refused": "{what} needs {needs}, got {got}; try {fix}",
     # an image in the queue
-    "blank": lambda _: "the map is blank: nothing in the image raises what is explained",
-    "constant": lambda _: "the map is constant",
-    "none-kept": lambda _: (
-        "no view kept the prediction with enough confidence: this is the presented view alone, and its PEUM of 0 "
-        "means nothing"
-    ),
-    "one-kept": lambda _: (
-        "only one view kept the prediction with enough confidence, and its PEUM of 0 means nothing"
-    ),
-    "low-coverage": lambda _: "some cells are covered by no view",
-    "edge": lambda _: "views reach beyond the image, where it is reflected",
-    "odd-size": lambda _: (
-        "odd size: the image is not square or the feature grid does not divide it, so rotations are less exact"
-    ),
-    "orientation-unread": lambda _: "the EXIF orientation cannot be read: the map is of the image as stored",
+    "blank": "the map is blank: nothing in the image raises what is explained",
+    "constant": "the map is constant",
+    "none-kept": "no view kept the prediction with enough confidence: this is the presented view alone, and its PEUM "
+    "of 0 means nothing",
+    "one-kept": "only one view kept the prediction with enough confidence, and its PEUM of 0 means nothing",
+    "low-coverage": "some cells are covered by no view",
+    "edge": "views reach beyond the image, where it is reflected",
+    "odd-size": "odd size: the image is not square or the feature grid does not divide it, so rotations are less exact",
+    "orientation-unread": "the EXIF orientation cannot be read: the map is of the image as stored",
     "signal-percentile": _percentile,
     "signal-undefined": lambda v: f"{SIGNALS[v['signal']]} is undefined here",
     "prediction-changes": _prediction_changes,
     "map-moves": _map_moves,
     "views-disagree": _views_disagree,
     # how steady a map is
-    "follows": lambda v: (
-        f"the network's own map follows the image: {_stability(v)}; lowest correlation {v['lowest']:.2f}, with the view {v['view']}"
-        + _some_changed(v)
-    ),
-    "moves": lambda v: (
-        f"the network's own map does not follow the image: {_stability(v)}, below {v['limit']:g}; "
-        f"lowest correlation {v['lowest']:.2f}, with the view {v['view']}"
-    ),
-    "too-close": lambda v: f"{_stability(v)}: {v['limit']:g} lies within the uncertainty",
+    "follows": _follows,
+    "moves": f"the network's own map does not follow the image: {_STABILITY}, below {{limit:g}}; {_LOWEST}",
+    "too-close": f"{_STABILITY}: {{limit:g}} lies within the uncertainty",
     "too-few-views": lambda v: (
         f"too few views: {v['views'] or 'none'} besides the presented one, {v['needed']} are needed"
     ),
-    "low-confidence": lambda v: f"low confidence (p = {v['confidence']:.2f})",
+    "low-confidence": "low confidence (p = {confidence:.2f})",
     # whether the network uses what drifts
     "signal": lambda v: f"Signal, because the network uses what drifts: {_effect(v)}.",
     "noise": lambda v: f"Noise, because the network does not use what drifts: {_effect(v)}.",
@@ -186,5 +161,6 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     ),
     "all-blank": lambda v: f"The test could not tell: {_tested(v)}, every map is blank.",
     # a code of another version
-    "text": lambda v: str(v["text"]),
+    "text": "{text}",
 }
+"""By code: text with places for its values, or a function of them."""

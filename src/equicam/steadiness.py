@@ -56,9 +56,8 @@ def judge(
         if i != presented and r is not None and not math.isnan(r)
     ]
     if len(others) < MIN_OTHER_VIEWS:
-        return Steadiness(
-            "cannot say", Reason("too-few-views", {"views": len(others), "needed": MIN_OTHER_VIEWS})
-        )
+        few = {"views": len(others), "needed": MIN_OTHER_VIEWS}
+        return Steadiness("cannot say", Reason("too-few-views", few))
     changed, views = [], len(view_top1)
     if presented is not None and view_top1:
         of_views = zip(view_top1, labels, strict=True)
@@ -70,15 +69,8 @@ def judge(
     spread = math.sqrt(math.fsum((r - mean) ** 2 for r in values) / (len(values) - 1))
     uncertainty = STANDARD_ERRORS * spread / math.sqrt(len(values))
     lowest, view = min(others)
-    facts = {
-        "stability": mean,
-        "uncertainty": uncertainty,
-        "limit": STEADY_FROM,
-        "lowest": lowest,
-        "view": view,
-        "changed": len(changed),
-        "of": views,
-    }
+    facts: dict[str, Any] = {"stability": mean, "uncertainty": uncertainty, "limit": STEADY_FROM}
+    facts |= {"lowest": lowest, "view": view, "changed": len(changed), "of": views}
     if mean - uncertainty >= STEADY_FROM:
         return Steadiness("steady", Reason("follows", facts))
     if mean + uncertainty < STEADY_FROM:
@@ -88,9 +80,8 @@ def judge(
 
 def judge_row(row: Mapping[str, Any], labels: Sequence[str], presented: int | None) -> Steadiness:
     """Judge a row of a run."""
-    return judge(
-        row["stability_by_view"] or (), row["view_top1"] or (), labels, row["flags"] or (), presented
-    )
+    values, top1, flags = (row[name] or () for name in ("stability_by_view", "view_top1", "flags"))
+    return judge(values, top1, labels, flags, presented)
 
 
 def count_words(items: pa.Table) -> dict[Word, int]:

@@ -39,13 +39,17 @@ RAY_ENV = ENV | {
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
 }
-ray_there = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="equicam[ray] is not installed"
-)
+HAS_RAY = importlib.util.find_spec("ray") is not None
+ray_there = pytest.mark.skipif(not HAS_RAY, reason="equicam[ray] is not installed")
+ON_RAY = ("--shard-size", 8, "--engine", "ray", "--actors", 2)
 
 
 def same(one: Path, other: Path) -> bool:
     return rows(one) == rows(other) and drawn(one) == drawn(other)
+
+
+def shards(run: Path) -> list[Path]:
+    return list(run.glob("items/*.parquet"))
 
 
 def job(run: Path, **changed) -> AuditJob:
@@ -70,9 +74,8 @@ def test_two_devices_evaluate_as_one(patches, tmp_path):
     model = equicam.load("embedded")
     options = {"methods": ["grad-cam", "grad-cam@random-weights"], "scores": ["eq", "insertion"]}
     one = equicam.evaluate(model, patches, **options, out=tmp_path / "one.parquet")
-    two = equicam.evaluate(
-        model, patches, **options, out=tmp_path / "two.parquet", engine=Devices(("cpu", "cpu"))
-    )
+    options["engine"] = Devices(("cpu", "cpu"))
+    two = equicam.evaluate(model, patches, **options, out=tmp_path / "two.parquet")
     assert one.num_rows > 24
     assert repr(two.to_pylist()) == repr(one.to_pylist())  # as text, for NaN is what no NaN equals
     assert repr(pq.read_table(tmp_path / "two.parquet").to_pylist()) == repr(one.to_pylist())
@@ -83,13 +86,13 @@ def test_a_worker_that_is_killed_is_named_and_what_is_written_stays(patches, who
     out = tmp_path / "run"
     command = ("audit", patches, "--out", out, *OPTIONS, "--device", "cpu,cpu")
     process = equicam_process(*command)
-    killed = _kill_one(process, "spawn_main", lambda: len(list(out.glob("items/*.parquet"))) >= 1)
+    killed = _kill_one(process, "spawn_main", lambda: shards(out))
     said, _ = process.communicate(timeout=120)
     assert killed
     assert process.returncode == 2
     assert "the worker on cpu" in said
     assert "signal 9" in said
-    there = {p: p.stat().st_mtime_ns for p in out.glob("items/*.parquet")}
+    there = {p: p.stat().st_mtime_ns for p in shards(out)}
     assert 1 <= len(there) < 6
     assert not _children_of(process.pid)
     run_command(*command)
@@ -204,19 +207,20 @@ except equicam.errors.EquicamError as error:
 """
 
 
+def run_script(script: str, *arguments: object, small: dict = SMALL) -> str:
+    command = [sys.executable, "-c", script.format(small=small), *map(str, arguments)]
+    done = subprocess.run(command, env=RAY_ENV, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @ray_there
 @pytest.mark.slow
 def test_ray_writes_the_rows_of_one_process(patches, whole, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", IN_ONE_RAY.format(small=SMALL), str(patches), str(tmp_path)],
-        env=RAY_ENV, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    ours, theirs = rows(tmp_path / "run"), rows(whole)
-    assert ours == theirs, "file:// is the folder itself"
-    assert drawn(tmp_path / "run") == drawn(whole)
+    said = run_script(IN_ONE_RAY, patches, tmp_path)
+    assert same(tmp_path / "run", whole), "file:// is the folder itself"
     assert not list((tmp_path / "run").rglob("*.tmp"))
-    assert "more CPUs than actors (4), got 4" in done.stdout
+    assert "more CPUs than actors (4), got 4" in said
 
 
 @pytest.fixture(scope="module")
@@ -252,7 +256,7 @@ def test_ray_evaluates_as_one_process(patches, tmp_path):
 @ray_there
 def test_ray_writes_three_hundred_rows_of_one_process(many, whole_of_many, tmp_path):
     out = tmp_path / "run"
-    run_command("audit", many, "--out", out, "--shard-size", 8, "--engine", "ray", "--actors", 2)
+    run_command("audit", many, "--out", out, *ON_RAY)
     assert same(out, whole_of_many)
 
 
@@ -260,13 +264,9 @@ def test_ray_writes_three_hundred_rows_of_one_process(many, whole_of_many, tmp_p
 @ray_there
 def test_an_actor_is_killed_and_no_row_is_missing_or_doubled(many, whole_of_many, tmp_path):
     out = tmp_path / "run"
-    process = equicam_process(
-        "audit", many, "--out", out, "--shard-size", 8, "--engine", "ray", "--actors", 2
-    )
+    process = equicam_process("audit", many, "--out", out, *ON_RAY)
     for goal in (2, 10):
-        assert _kill_one(
-            process, "ray::MapWorker", lambda goal=goal: len(list(out.glob("items/*.parquet"))) >= goal
-        )
+        assert _kill_one(process, "ray::MapWorker", lambda goal=goal: len(shards(out)) >= goal)
     said, _ = process.communicate(timeout=400)
     assert process.returncode == 0, said
     assert len({row["id"] for row in rows(out)}) == len(rows(out)) == 300
@@ -277,18 +277,18 @@ def test_an_actor_is_killed_and_no_row_is_missing_or_doubled(many, whole_of_many
 @ray_there
 def test_the_head_goes_and_comes_back(many, whole_of_many, tmp_path):
     out = tmp_path / "run"
-    options = ("audit", many, "--out", out, "--shard-size", 8, "--engine", "ray", "--actors", 2)
-    with _head(tmp_path) as (address, stop):
+    options = ("audit", many, "--out", out, *ON_RAY)
+    with _head() as (address, stop):
         process = equicam_process(*options, "--address", address, env=RAY_ENV)
-        while len(list(out.glob("items/*.parquet"))) < 5:
+        while len(shards(out)) < 5:
             assert process.poll() is None, process.communicate()[0]
             time.sleep(0.05)
         stop()
         said, _ = process.communicate(timeout=300)
     assert process.returncode != 0
-    there = len(list(out.glob("items/*.parquet")))
+    there = len(shards(out))
     assert 5 <= there < 38
-    with _head(tmp_path) as (address, _):
+    with _head() as (address, _):
         code, said = equicam_command(*options, "--address", address, env=RAY_ENV)
     assert code == 0, said
     assert same(out, whole_of_many)
@@ -331,12 +331,8 @@ print("most", most, "ready", len(list(folder.glob("ready-*"))))
 @pytest.mark.slow
 @ray_there
 def test_opening_waits_for_computing_and_the_model_is_loaded_once(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", WAITING.format(small=SMALL), str(tmp_path)],
-        env=RAY_ENV, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    most, ready = (int(done.stdout.split()[i]) for i in (1, 3))
+    said = run_script(WAITING, tmp_path).split()
+    most, ready = int(said[1]), int(said[3])
     assert most <= 10  # of 40: five parts' worth of memory, and those that were being opened
     assert ready == 1
 
@@ -370,65 +366,49 @@ nodes.shutdown()
 @pytest.mark.slow
 @ray_there
 def test_a_node_is_lost_and_the_others_finish(many, whole_of_many, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", NODES.format(small={"object_store_memory": 200_000_000, "include_dashboard": False}),
-         str(many), str(tmp_path / "run")],
-        env=RAY_ENV, capture_output=True, text=True, timeout=500, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "lost at [6" in done.stdout
+    small = {"object_store_memory": 200_000_000, "include_dashboard": False}
+    assert "lost at [6" in run_script(NODES, many, tmp_path / "run", small=small)
     assert same(tmp_path / "run", whole_of_many)
 
 
-class _head:  # noqa: N801  # a context manager
-    """A Ray head of this test's own, in a process group that can be killed at once."""
+@contextlib.contextmanager
+def _head():
+    """A Ray head of this test's own, in processes that can be killed at once: its address, and what stops it."""
+    code = (
+        "import ray, time\n"
+        f"found = ray.init('local', num_cpus=4, **{SMALL!r})\n"
+        "print(found.address_info['gcs_address'], flush=True)\n"
+        "time.sleep(3600)\n"
+    )
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", code], env=RAY_ENV, **piped)
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __enter__(self):
-        code = (
-            "import ray, time\n"
-            f"found = ray.init('local', num_cpus=4, **{SMALL!r})\n"
-            "print(found.address_info['gcs_address'], flush=True)\n"
-            "time.sleep(3600)\n"
-        )
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", code], env=RAY_ENV, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
-        address = ""
-        while ":" not in address:
-            address = self.process.stdout.readline().strip()
-            assert self.process.poll() is None
-        return address, self.stop
-
-    def stop(self):
-        for pid in [*_children_of(self.process.pid), self.process.pid]:
+    def stop():
+        for pid in [*_children_of(process.pid), process.pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self.process.wait()
+        process.wait()
 
-    def __exit__(self, *_):
-        self.stop()
+    try:
+        address = ""
+        while ":" not in address:
+            address = process.stdout.readline().strip()
+            assert process.poll() is None
+        yield address, stop
+    finally:
+        stop()
 
 
 def _children_of(pid: int) -> list[int]:
     """Every process below one."""
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            status = (folder / "stat").read_text()
-        except OSError:
-            continue
-        parents[int(folder.name)] = int(status.rpartition(")")[2].split()[1])
-    found, todo = [], [pid]
-    while todo:
-        one = todo.pop()
-        below = [child for child, parent in parents.items() if parent == one]
-        found += below
-        todo += below
-    return found
+        with contextlib.suppress(OSError):
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found[1:]
 
 
 def _kill_one(process, title: str, when) -> bool:
@@ -437,13 +417,10 @@ def _kill_one(process, title: str, when) -> bool:
     while time.monotonic() < until and process.poll() is None:
         if when():
             for pid in _children_of(process.pid):
-                try:
-                    named = title in Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-                except OSError:
-                    continue
-                if named:
-                    os.kill(pid, signal.SIGKILL)
-                    return True
+                with contextlib.suppress(OSError):
+                    if title.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        os.kill(pid, signal.SIGKILL)
+                        return True
         time.sleep(0.02)
     return False
 
@@ -454,9 +431,8 @@ def test_a_model_that_is_sent_is_a_copy_of_its_own():
     mine, theirs = model.module.state_dict(), copied.state_dict()
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[k], theirs[k]) and mine[k].data_ptr() != theirs[k].data_ptr() for k in mine)
-    assert [p.requires_grad for p in copied.parameters()] == [
-        p.requires_grad for p in model.module.parameters()
-    ]
+    trainable = ([p.requires_grad for p in one.parameters()] for one in (copied, model.module))
+    assert next(trainable) == next(trainable)
 
 
 class Broken:

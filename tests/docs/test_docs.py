@@ -1,6 +1,8 @@
 """The documentation is complete, and its code runs."""
 
+import inspect
 import re
+import runpy
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +16,8 @@ import equicam
 from equicam.cli.app import app
 from equicam.demo import synthetic_patches
 from equicam.drawing.text import RANDOM_EQ
+from equicam.evaluate.causal import CONTROLS as REGIONS
+from equicam.evaluate.controls import CONTROLS
 from equicam_paper import cli as paper
 from equicam_paper.kept import read_rows
 
@@ -34,6 +38,11 @@ def run_page(page: str, names: dict, replaced: Mapping[str, str] = {}) -> None:
         elif not command.startswith(("review", "compare")):  # a server, and a second run
             result = CliRunner().invoke(app, command.split())
             assert result.exit_code == 0, f"{command}\n{result.output}"
+
+
+def code_of(page: str) -> list[str]:
+    """The Python blocks of a page."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
 
 
 def draw_patches(folder: Path, count: int, names: str) -> None:
@@ -58,9 +67,7 @@ def test_the_readme_ends_in_an_image_of_the_map(tmp_path, monkeypatch, capsys):
 
 
 def test_the_readme_takes_eight_lines_of_python():
-    first = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert first is not None
-    assert len([line for line in first[1].splitlines() if line.strip()]) <= 8
+    assert len([line for line in code_of("README.md")[0].splitlines() if line.strip()]) <= 8
 
 
 def test_the_tutorial_runs(tmp_path, monkeypatch, capsys):
@@ -77,7 +84,7 @@ def test_the_tutorial_runs(tmp_path, monkeypatch, capsys):
 
 
 def test_the_code_about_explainers_runs():
-    code = re.findall(r"```python\n(.*?)```", (ROOT / "docs/explainers.md").read_text(), re.DOTALL)
+    code = code_of("docs/explainers.md")
     assert len(code) == 5
     names: dict = {}
     for block in code:
@@ -90,7 +97,7 @@ def test_the_code_about_extending_runs(monkeypatch):
     from equicam.evaluate.metrics import METRICS
 
     before = dict(METRICS)
-    code = re.findall(r"```python\n(.*?)```", (ROOT / "docs/extending.md").read_text(), re.DOTALL)
+    code = code_of("docs/extending.md")
     assert len(code) == 3
     names: dict = {}
     try:
@@ -108,8 +115,6 @@ def test_the_code_about_extending_runs(monkeypatch):
 
 
 def test_the_reference_agrees_with_the_source():
-    import runpy
-
     made = runpy.run_path(str(ROOT / "scripts/api_reference.py"))
     text = made["page"]()
     assert (ROOT / "docs/api.md").read_text() == text, "run scripts/api_reference.py"
@@ -133,14 +138,27 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("name", equicam.methods())
-def test_every_method_is_documented(name):
-    assert f"| `{name}` |" in (ROOT / "docs/method.md").read_text()
-
-
-@pytest.mark.parametrize("name", equicam.scores())
-def test_every_score_is_documented(name):
-    assert re.search(rf"^\| .*`{name}`", (ROOT / "docs/scores.md").read_text(), re.MULTILINE)
+@pytest.mark.parametrize(
+    ("page", "row", "names"),
+    [
+        ("docs/method.md", r"^\| `{}` \|", equicam.methods()),
+        (
+            "docs/method.md",
+            r"^\| `{}` \|",
+            ["blank", "constant", "flipped", "none-kept", "low-coverage", "odd-size", "edge"],
+        ),
+        ("docs/method.md", "`{}`", list(inspect.signature(equicam.explain).parameters)[2:]),
+        ("docs/scores.md", r"^\| .*`{}`", equicam.scores()),
+        ("docs/scores.md", "`{}`", list(inspect.signature(equicam.evaluate).parameters)[1:]),
+        ("docs/scores.md", "@{}`", [name.replace("SIGMA", "16") for name in CONTROLS]),
+        ("docs/scores.md", "{}", REGIONS),
+    ],
+    ids=["methods", "flags", "options of explain", "scores", "options of evaluate", "controls", "regions"],
+)
+def test_every_name_is_documented(page, row, names):
+    text = (ROOT / page).read_text()
+    assert names
+    assert [one for one in names if not re.search(row.format(re.escape(one)), text, re.MULTILINE)] == []
 
 
 def test_every_page_has_the_same_number_of_random_weights():
@@ -151,10 +169,8 @@ def test_every_page_has_the_same_number_of_random_weights():
     }
     assert measured == RANDOM_EQ
     readme, method = ((ROOT / name).read_text() for name in ("README.md", "docs/method.md"))
-    assert (
-        f"random weights to an Eq of {measured['random']}, where the trained one reaches {measured['trained']}"
-        in readme
-    )
+    random, trained = measured["random"], measured["trained"]
+    assert f"random weights to an Eq of {random}, where the trained one reaches {trained}" in readme
     table = method.split("## Random weights")[1]
     assert f"| equigrad-cam | {measured['trained']} [" in table
     assert f"**{measured['random']} [" in table
@@ -187,39 +203,10 @@ def test_floors_in_the_documentation_are_those_of_the_kept_rows():
     assert f"| | **{theirs}** | {theirs} | .000 | {ours} | {ours} | .000 |" in page
 
 
-def test_every_control_is_documented():
-    from equicam.evaluate.causal import CONTROLS as REGIONS
-    from equicam.evaluate.controls import CONTROLS
-
-    page = (ROOT / "docs/scores.md").read_text()
-    for name in CONTROLS:
-        assert f"@{name.replace('SIGMA', '16')}`" in page
-    for name in REGIONS:
-        assert name in page
-
-
 def test_the_code_about_scores_runs(capsys):
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/scores.md").read_text(), re.DOTALL)
+    (code,) = code_of("docs/scores.md")
     exec(compile(code, "scores.md", "exec"), {})
     assert "'floor'" in capsys.readouterr().out
-
-
-def test_every_option_of_evaluate_is_documented():
-    import inspect
-
-    page = (ROOT / "docs/scores.md").read_text()
-    for option in list(inspect.signature(equicam.evaluate).parameters)[1:]:
-        assert f"`{option}`" in page
-
-
-def test_every_flag_and_option_is_documented():
-    import inspect
-
-    page = (ROOT / "docs/method.md").read_text()
-    for flag in ("blank", "constant", "flipped", "none-kept", "low-coverage", "odd-size", "edge"):
-        assert f"| `{flag}` |" in page
-    for option in list(inspect.signature(equicam.explain).parameters)[2:]:
-        assert f"`{option}`" in page
 
 
 @pytest.mark.parametrize("name", [n for n in equicam.__all__ if n[0].islower() and not n.startswith("_")])
@@ -247,12 +234,9 @@ def test_every_make_target_is_in_its_help():
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_modules_and_names_in_the_text_exist(page):
     """`package/module.py`, `equicam.package.module` and `equicam.package.module.name`; not the tables of old names."""
-    text = (
-        re.sub(r"^\|.*$", "", page.read_text(), flags=re.MULTILINE)
-        if page.name == "CHANGELOG.md"
-        else page.read_text()
-    )
-    text = text.split("## 0.1.0")[0]
+    text = page.read_text().split("## 0.1.0")[0]
+    if page.name == "CHANGELOG.md":
+        text = re.sub(r"^\|.*$", "", text, flags=re.MULTILINE)
     missing = [
         path
         for path in re.findall(r"`([\w/]+\.py)`", text)
@@ -260,9 +244,8 @@ def test_modules_and_names_in_the_text_exist(page):
     ]
     for name in re.findall(r"`equicam((?:\.\w+)+)", text):
         parts = name.strip(".").split(".")
-        missing += (
-            [] if any(resolves(parts, depth) for depth in range(len(parts) + 1)) else [f"equicam{name}"]
-        )
+        if not any(resolves(parts, depth) for depth in range(len(parts) + 1)):
+            missing.append(f"equicam{name}")
     assert not missing
 
 
@@ -276,6 +259,5 @@ def resolves(parts: list[str], depth: int) -> bool:
         return True
     if depth == 0:
         return parts[0] in equicam.__all__
-    return bool(
-        re.search(rf"^(def|class) {parts[depth]}\b|^{parts[depth]}\b.*=", source.read_text(), re.MULTILINE)
-    )
+    name = parts[depth]
+    return bool(re.search(rf"^(def|class) {name}\b|^{name}\b.*=", source.read_text(), re.MULTILINE))

@@ -20,13 +20,9 @@ EXTERNAL = re.compile(r"(https?:)?//", re.IGNORECASE)
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
-        cwd=ROOT,
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -69,9 +65,8 @@ def test_nothing_is_loaded_from_elsewhere(site):
 def test_links_that_leave_docs_are_text_without_a_repository():
     rewrite = runpy.run_path(str(ROOT / "scripts/mkdocs_hooks.py"))["rewrite_links"]
     page = "See [`explain.py`](../src/equicam/explain.py), [method](../method.md#peum) and [audit](audit.md)."
-    assert (
-        rewrite(page, "decisions", None) == page
-    )  # docs/src/… is inside, so that mkdocs reports it as missing
+    # docs/src/… is inside, so that mkdocs reports it as missing
+    assert rewrite(page, "decisions", None) == page
     page = "See [`explain.py`](../src/equicam/explain.py) and [audit](audit.md)."
     assert rewrite(page, "", None) == "See `explain.py` and [audit](audit.md)."
     address = "https://code.example/equicam/"

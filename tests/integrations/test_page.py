@@ -28,12 +28,8 @@ def names(tmp_path_factory) -> dict:
     model = equicam.load("embedded", device="cpu")
     run = equicam.audit(folder, model, folder / "run", views=6)
     run.triage(budget=4)
-    return {
-        "equicam": equicam,
-        "model": model,
-        "photos": [p for p in photos if p != photos[5]],
-        "home": folder,
-    }
+    photos = [p for p in photos if p != photos[5]]
+    return {"equicam": equicam, "model": model, "photos": photos, "home": folder}
 
 
 def execute(block: str, names: dict) -> None:

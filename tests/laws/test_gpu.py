@@ -17,6 +17,18 @@ from tests.conftest import Cnn, Vit, assert_alive, light, methods_for, pictures,
 
 pytestmark = pytest.mark.gpu
 NETS = {"cnn": (Cnn, "trunk"), "vit": (Vit, "blocks.1.norm1")}
+EXACTLY = {"atol": 1e-9, "rtol": 0}
+
+
+def cnn_on_gpu(dtype=torch.float64):
+    return equicam.wrap(seeded(Cnn).to(dtype).cuda(), layer="trunk")
+
+
+def assert_compiled(model, x, expected=None, atol=1e-9, **options):
+    """Compiled it finds the expected map, or that of an eager call."""
+    expected = equicam.explain(model, x, **options).map if expected is None else expected
+    found = equicam.explain(model, x, compiled=True, **options)
+    torch.testing.assert_close(found.map, expected, atol=atol, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +46,7 @@ def test_a_gpu_finds_what_a_cpu_finds(kind, method):
         assert two.peum_score.is_cuda
         assert two.flags == one.flags
         for field in ("map", "raw", "peum", "view_confidence", "view_maps"):
-            torch.testing.assert_close(getattr(two, field).cpu(), getattr(one, field), atol=1e-9, rtol=0)
+            torch.testing.assert_close(getattr(two, field).cpu(), getattr(one, field), **EXACTLY)
     assert_alive(one.map)
 
 
@@ -52,19 +64,18 @@ def test_arrays_may_be_overwritten_when_they_are_sent():
         np.testing.assert_array_equal(one.cpu().numpy(), other)
 
 
-def test_half_precision_agrees():
-    net = seeded(Cnn).float().cuda()
-    model, x = equicam.wrap(net, layer="trunk"), pictures(4).float()
+@pytest.mark.parametrize("compiled", [False, True])
+def test_half_precision_agrees(compiled):
+    model, x = cnn_on_gpu(torch.float32), pictures(4).float()
     exact = equicam.explain(model, x)
-    half = equicam.explain(model, x, dtype=torch.bfloat16)
+    half = equicam.explain(model, x, dtype=torch.bfloat16, compiled=compiled)
     assert_alive(exact.map)
     for a, b in zip(half.map.flatten(1), exact.map.flatten(1), strict=True):
         assert torch.corrcoef(torch.stack((a, b)))[0, 1] > 0.99
 
 
 def test_the_gpu_is_left_as_it_was():
-    net = seeded(Cnn).cuda()
-    model, x = equicam.wrap(net, layer="trunk"), pictures(2)
+    model, x = cnn_on_gpu(), pictures(2)
     equicam.explain(model, x)
     before = torch.cuda.get_rng_state(), torch.cuda.memory_allocated()
     for _ in range(50):
@@ -74,8 +85,7 @@ def test_the_gpu_is_left_as_it_was():
 
 
 def test_a_full_gpu_halves_the_pass_and_goes_on():
-    net = seeded(Cnn).float().cuda()
-    model, x = equicam.wrap(net, layer="trunk"), pictures(8, 256, 256).float()
+    model, x = cnn_on_gpu(torch.float32), pictures(8, 256, 256).float()
     whole = equicam.explain(model, x, views=18)
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
@@ -91,7 +101,7 @@ def test_branches_of_a_graph_wait_for_each_other(monkeypatch):
     """What runs beside the map is read only when it is there: many calls, large enough for a race to show."""
     # not every kernel of a convolution takes TF32, and the compiled first one is another
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    model = equicam.wrap(seeded(Cnn).float().cuda(), layer="trunk")
+    model = cnn_on_gpu(torch.float32)
     for seed in range(30):
         x = pictures(8, 128, 128, seed=seed).float().cuda()
         fast = equicam.explain(model, x, compiled=True)
@@ -121,40 +131,25 @@ def test_a_captured_call_finds_what_an_eager_one_finds(kind, method):
         fast = equicam.explain(model, x, method=method, compiled=True)
         exact = equicam.explain(model, x, method=method)
         assert_alive(exact.map)
-        for field in (
-            "map",
-            "raw",
-            "peum",
-            "view_confidence",
-            "view_maps",
-            "confidence",
-            "target",
-            "view_kept",
-            "view_flips",
-        ):
-            torch.testing.assert_close(getattr(fast, field), getattr(exact, field), atol=1e-9, rtol=0)
+        fields = "map raw peum view_confidence view_maps confidence target view_kept view_flips"
+        for field in fields.split():
+            torch.testing.assert_close(getattr(fast, field), getattr(exact, field), **EXACTLY)
         assert fast.flags == exact.flags
     assert torch.equal(earlier.map, kept), "later calls leave earlier results alone"
-    wanted = equicam.explain(model, x, method=method, compiled=True, target=[0, 1, 2])
-    torch.testing.assert_close(
-        wanted.map, equicam.explain(model, x, method=method, target=[0, 1, 2]).map, atol=1e-9, rtol=0
-    )
+    assert_compiled(model, x, method=method, target=[0, 1, 2])
 
 
 @pytest.mark.usefixtures("compiled_call")
 def test_a_captured_call_sees_new_weights_and_refuses_what_an_eager_one_does():
-    model, x = equicam.wrap(seeded(Cnn).cuda(), layer="trunk"), pictures(2)
+    model, x = cnn_on_gpu(), pictures(2)
     before = equicam.explain(model, x, compiled=True)
     with torch.no_grad():
         model.module.head.weight.neg_()
-    torch.testing.assert_close(
-        equicam.explain(model, x, compiled=True).map, equicam.explain(model, x).map, atol=1e-9, rtol=0
-    )
+    assert_compiled(model, x)
     model.module.head = copy.deepcopy(model.module.head)
     with torch.no_grad():
         model.module.head.weight.neg_()
-    after = equicam.explain(model, x, compiled=True)
-    torch.testing.assert_close(after.map, before.map, atol=1e-9, rtol=0)
+    assert_compiled(model, x, before.map)
     with pytest.raises(equicam.EquicamError, match="finite pixels"):
         equicam.explain(model, x / 0, compiled=True)
     with pytest.raises(equicam.EquicamError, match="classes from 0"):
@@ -169,39 +164,26 @@ def test_a_captured_call_sees_new_weights_and_refuses_what_an_eager_one_does():
 def test_a_captured_call_sees_another_type_and_memory_format(monkeypatch):
     # in TF32 the kernels of another format round otherwise
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    model, x = equicam.wrap(seeded(Cnn).float().cuda(), layer="trunk"), pictures(2).float()
+    model, x = cnn_on_gpu(torch.float32), pictures(2).float()
     exact = equicam.explain(model, x, compiled=True)
     assert_alive(exact.map)
     model.module.to(memory_format=torch.channels_last)
-    torch.testing.assert_close(equicam.explain(model, x, compiled=True).map, exact.map, atol=1e-4, rtol=0)
+    assert_compiled(model, x, exact.map, 1e-4)
     model.module.half()
-    torch.testing.assert_close(equicam.explain(model, x, compiled=True).map, exact.map, atol=2e-2, rtol=0)
+    assert_compiled(model, x, exact.map, 2e-2)
 
 
 def test_a_captured_call_outlives_the_caches():
-    from equicam.runtime.graphs import _kept
-
-    model, x = equicam.wrap(seeded(Cnn).cuda(), layer="trunk"), pictures(2)
+    model, x = cnn_on_gpu(), pictures(2)
     equicam.explain(model, x, compiled=True)
-    _kept.clear()
+    graphs._kept.clear()
     junk = [torch.rand(17, 32, 32, 2, device="cuda") for _ in range(50)]
-    fast = equicam.explain(model, x, compiled=True)
-    torch.testing.assert_close(fast.map, equicam.explain(model, x).map, atol=1e-9, rtol=0)
+    assert_compiled(model, x)
     del junk
 
 
-def test_the_compiled_half_agrees():
-    net = seeded(Cnn).float().cuda()
-    model, x = equicam.wrap(net, layer="trunk"), pictures(4).float()
-    exact = equicam.explain(model, x)
-    half = equicam.explain(model, x, dtype=torch.bfloat16, compiled=True)
-    assert_alive(exact.map)
-    for a, b in zip(half.map.flatten(1), exact.map.flatten(1), strict=True):
-        assert torch.corrcoef(torch.stack((a, b)))[0, 1] > 0.99
-
-
 def test_all_angles_at_once_on_a_gpu_are_what_they_are_one_by_one():
-    model, x = equicam.wrap(seeded(Cnn).cuda(), layer="trunk"), pictures(3)
+    model, x = cnn_on_gpu(), pictures(3)
     asked = {"methods": ["grad-cam", "equigrad-cam"], "scores": ["eq", "peum"], "views": 4}
     there = equicam.evaluate(model, x, **asked).to_pylist()
     here = equicam.evaluate(equicam.wrap(seeded(Cnn), layer="trunk"), x, **asked).to_pylist()
@@ -209,7 +191,7 @@ def test_all_angles_at_once_on_a_gpu_are_what_they_are_one_by_one():
 
 
 def test_the_widest_layer_is_measured_only_where_it_decides():
-    model, sizes = equicam.wrap(seeded(Cnn).cuda(), layer="trunk"), []
+    model, sizes = cnn_on_gpu(), []
     model.module.register_forward_pre_hook(lambda _module, given: sizes.append(len(given[0])))
     equicam.explain(model, pictures(1, 224, 224))
     assert sizes == [18]
@@ -223,10 +205,9 @@ def test_shards_that_a_gpu_gets_ahead_are_those_that_it_gets_one_by_one_and_thos
 ):
     x = pictures(37)
     asked = {"methods": ["grad-cam", "equigrad-cam"], "scores": ["eq", "insertion", "stability"], "views": 4}
-    model = equicam.wrap(seeded(Cnn).cuda(), layer="trunk")
-    assert (
-        Executor(model, Recipe(compiled=compiled)).ahead == compiled
-    )  # eager calls wait for the device anyway
+    model = cnn_on_gpu()
+    # eager calls wait for the device anyway
+    assert Executor(model, Recipe(compiled=compiled)).ahead == compiled
     ahead = equicam.evaluate(model, x, compiled=compiled, **asked).to_pylist()
     here = equicam.evaluate(equicam.wrap(seeded(Cnn), layer="trunk"), x, **asked).to_pylist()
     monkeypatch.setattr(Executor, "ahead", 0)
@@ -235,9 +216,8 @@ def test_shards_that_a_gpu_gets_ahead_are_those_that_it_gets_one_by_one_and_thos
     for name in ("id", "method", "score", "angle", "region", "reason"):
         assert [r[name] for r in ahead] == [r[name] for r in one_by_one] == [r[name] for r in here]
     for name in ("value", "floor"):
-        a, b, c = (
-            [float("nan") if r[name] is None else r[name] for r in rows] for rows in (ahead, one_by_one, here)
-        )
+        rows_of = (ahead, one_by_one, here)
+        a, b, c = ([float("nan") if r[name] is None else r[name] for r in rows] for rows in rows_of)
         # insertion ranks pixels, and rounding ranks equal ones
         ranked = [i for i, r in enumerate(here) if r["score"] == "insertion"]
         continuous = [i for i in range(len(here)) if i not in set(ranked)]
@@ -250,7 +230,7 @@ def test_shards_that_a_gpu_gets_ahead_are_those_that_it_gets_one_by_one_and_thos
 
 def test_a_captured_call_that_does_not_fit_is_run_in_groups_instead():
     """A capture needs its memory twice; when it runs out the same call runs eagerly, halved until it fits."""
-    model, x = equicam.wrap(seeded(Cnn).cuda(), layer="trunk"), pictures(64, 96, 96)
+    model, x = cnn_on_gpu(), pictures(64, 96, 96)
     expected = equicam.explain(model, x)
     assert_alive(expected.map)
     torch.cuda.empty_cache()
@@ -258,14 +238,11 @@ def test_a_captured_call_that_does_not_fit_is_run_in_groups_instead():
     room = torch.cuda.memory_reserved() + 600 * 2**20
     torch.cuda.set_per_process_memory_fraction(room / total)
     try:
-        found = equicam.explain(model, x, compiled=True)
+        assert_compiled(model, x, expected.map)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
         torch.cuda.empty_cache()
-    torch.testing.assert_close(found.map, expected.map, atol=1e-9, rtol=0)
-    torch.testing.assert_close(
-        equicam.explain(model, x[:2], compiled=True).map, expected.map[:2], atol=1e-9, rtol=0
-    )
+    assert_compiled(model, x[:2], expected.map[:2])
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16])
@@ -291,11 +268,9 @@ def test_fused_convolutions_find_what_separate_ones_find(name, dtype, monkeypatc
         fast = equicam.explain(model, x, views=4, dtype=dtype, compiled=True)
         assert_alive(exact.map)
         for a, b in zip(fast.map.flatten(1), exact.map.flatten(1), strict=True):
-            assert (
-                torch.corrcoef(torch.stack((a, b)))[0, 1]
-                > {None: 0.9999, torch.float16: 0.999, torch.bfloat16: 0.995}[dtype]
-            )
-    (compiled,) = graphs.graphs_of(net).graphs.values()
+            least = {None: 0.9999, torch.float16: 0.999, torch.bfloat16: 0.995}[dtype]
+            assert torch.corrcoef(torch.stack((a, b)))[0, 1] > least
+    (compiled,) = graphs._graphs_of(net).graphs.values()
     assert compiled.traced is not None
     # of 20 convolutions three are shortcuts; in bf16 the eight that end a residual block stay apart
     assert fused == [{"resnet18": 9 if dtype is torch.bfloat16 else 17, "vgg11": 8}[name]]
@@ -313,9 +288,8 @@ def test_a_fused_convolution_reads_no_memory_that_nobody_wrote(dtype):
     """cuDNN's kernel also takes a residual; without one it is given the result's own memory, times zero."""
     torch.manual_seed(0)
     shape = (64, 128, 28, 28)
-    x, weight, bias = (
-        torch.randn(size, device="cuda", dtype=dtype) for size in (shape, (128, 128, 3, 3), (128,))
-    )
+    sizes = (shape, (128, 128, 3, 3), (128,))
+    x, weight, bias = (torch.randn(size, device="cuda", dtype=dtype) for size in sizes)
     weight = (weight / 30).contiguous(memory_format=torch.channels_last)
     torch.cuda.empty_cache()
     poison = [torch.full(shape, torch.nan, device="cuda", dtype=dtype) for _ in range(4)]
@@ -331,17 +305,14 @@ def test_a_fused_convolution_reads_no_memory_that_nobody_wrote(dtype):
 @pytest.mark.usefixtures("compiled_call")
 @pytest.mark.parametrize("method", ["score-cam", "rise-400"])
 def test_compiled_predictions_of_masked_images_are_those_of_eager_ones(method):
-    model, x = equicam.wrap(seeded(Cnn).cuda(), layer="trunk"), pictures(3)
+    model, x = cnn_on_gpu(), pictures(3)
     expected = equicam.explain(model, x, method=method)
     assert_alive(expected.map)
     for _ in range(2):
-        found = equicam.explain(model, x, method=method, compiled=True)
-        torch.testing.assert_close(found.map, expected.map, atol=1e-9, rtol=0)
-    assert any(key[0] == "predict" for key in graphs.graphs_of(model.module).graphs)
+        assert_compiled(model, x, expected.map, method=method)
+    assert any(key[0] == "predict" for key in graphs._graphs_of(model.module).graphs)
     with torch.no_grad():
         model.module.head.weight.neg_()
     after = equicam.explain(model, x, method=method)
     assert not torch.allclose(after.map, expected.map, atol=1e-3)
-    torch.testing.assert_close(
-        equicam.explain(model, x, method=method, compiled=True).map, after.map, atol=1e-9, rtol=0
-    )
+    assert_compiled(model, x, after.map, method=method)

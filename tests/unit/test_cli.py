@@ -151,7 +151,7 @@ def test_mistakes_end_with_a_sentence_and_no_traceback(tmp_path, patch, argument
     assert "Traceback" not in result.output
 
 
-def test_safe_stems_are_short_plain_and_never_twice():
+def testsafe_stems_are_short_plain_and_never_twice():
     taken: set[str] = set()
     stems = [
         safe_stem(p, taken)
@@ -190,7 +190,7 @@ def test_the_demo_audits_ranks_verifies_and_reports(tmp_path):
 def test_the_default_demo_finds_three_times_as_many_of_the_worst_as_chance(tmp_path):
     from equicam.demo import run_demo
 
-    quality = run_demo(tmp_path).triage.quality
+    quality = run_demo(tmp_path)[1].quality
     assert quality.n == 100
     assert quality.signals["stability"].captured.value >= 0.3
     assert quality.auroc.low > 0.5

@@ -11,10 +11,16 @@ from equicam.runtime.compile.traced import TracedCall
 FUSED = torch.ops.equicam.convolution_relu.default
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def on_cpu(monkeypatch):
     """Kernels of cuDNN are taken for granted; the operation has a CPU's in their place."""
     monkeypatch.setattr(fused_convolutions, "_uses_cudnn", lambda _x: True)
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def x():
+    return torch.rand(2, 5, 9, 9, dtype=torch.float64)
 
 
 def with_random_norms(net):
@@ -31,7 +37,6 @@ def with_random_norms(net):
 
 
 def conv_and_norm():
-    torch.manual_seed(0)
     conv, norm = nn.Conv2d(5, 5, 3, padding=1).double(), with_random_norms(nn.BatchNorm2d(5).double())
     return conv.requires_grad_(False), norm
 
@@ -49,27 +54,34 @@ def nodes(traced, target):
     return [node for node in traced.run.graph.nodes if node.target is target]
 
 
+def assert_same(forward, x, fused=None, **options):
+    """Traced it computes what it does, in so many fused convolutions."""
+    traced, call = trace(forward, x, **options)
+    expected = call(x)["y"]
+    assert expected.std() > 0.01
+    torch.testing.assert_close(traced(x)["y"], expected)
+    assert fused is None or len(nodes(traced, FUSED)) == fused
+    return traced
+
+
 class Residual(nn.Module):
     """One addition, written as the test says."""
 
     def __init__(self, add, downsample=False):
         super().__init__()
         self.conv, self.norm = nn.Conv2d(5, 5, 3, padding=1), nn.BatchNorm2d(5)
-        self.down = (
-            nn.Sequential(nn.Conv2d(5, 5, 1, bias=False), nn.BatchNorm2d(5)) if downsample else nn.Identity()
-        )
+        projection = nn.Sequential(nn.Conv2d(5, 5, 1, bias=False), nn.BatchNorm2d(5))
+        self.down = projection if downsample else nn.Identity()
         self.add = add
 
     def forward(self, x):
         return self.add(self.norm(self.conv(x)), self.down(x)).relu()
 
 
-@pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize(
     ("name", "fused"), [("resnet18", 17), ("resnet50", 49), ("vgg11", 8), ("vgg11_bn", 8)]
 )
 def test_a_network_computes_the_same_with_fused_convolutions(name, fused):
-    torch.manual_seed(0)
     net = with_random_norms(getattr(torchvision.models, name)().double())
     x, other = torch.rand(2, 2, 3, 64, 64, dtype=torch.float64)
     traced, call = trace(net, x)
@@ -90,9 +102,7 @@ def with_changed_weights(net):
             tensor.mul_(1.1)
 
 
-@pytest.mark.usefixtures("on_cpu")
 def test_in_half_precision_weights_are_rounded_once():
-    torch.manual_seed(0)
     net = with_random_norms(nn.Sequential(nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16), nn.ReLU()))
     x = torch.rand(2, 8, 16, 16)
     traced, call = trace(net, x, torch.bfloat16)
@@ -108,27 +118,16 @@ def test_in_half_precision_weights_are_rounded_once():
     assert fused.args[0].op != "get_attr"
 
 
-@pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("downsample", [False, True])
 @pytest.mark.parametrize(
     "add", [lambda a, b: a + b, lambda a, b: b + a, lambda a, b: a.add_(b)], ids=["a + b", "b + a", "a += b"]
 )
-def test_a_residual_is_added_whichever_side_it_is_on(add, downsample):
-    torch.manual_seed(0)
-    net, x = (
-        with_random_norms(Residual(add, downsample).double()),
-        torch.rand(2, 5, 9, 9, dtype=torch.float64),
-    )
-    traced, call = trace(net, x)
-    (fused,) = nodes(traced, FUSED)
-    assert fused.args[3] is not None
+def test_a_residual_is_added_whichever_side_it_is_on(add, downsample, x):
+    traced = assert_same(with_random_norms(Residual(add, downsample).double()), x, fused=1)
+    assert nodes(traced, FUSED)[0].args[3] is not None
     assert len(nodes(traced, torch.ops.aten.convolution.default)) == int(downsample)
-    expected = call(x)["y"]
-    assert expected.std() > 0.01
-    torch.testing.assert_close(traced(x)["y"], expected)
 
 
-@pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize(
     "forward",
     [
@@ -142,27 +141,20 @@ def test_a_residual_is_added_whichever_side_it_is_on(add, downsample):
         lambda conv, norm, x: nn.functional.conv2d(x, conv.weight[:, :1], padding=1, groups=5).relu(),
     ],
 )  # fmt: skip
-def test_other_computations_are_left_as_they_are(forward):
+def test_other_computations_are_left_as_they_are(forward, x):
     conv, norm = conv_and_norm()
-    x = torch.rand(2, 5, 9, 9, dtype=torch.float64)
-    traced, call = trace(lambda x: forward(conv, norm, x), x)
-    assert not nodes(traced, FUSED)
-    torch.testing.assert_close(traced(x)["y"], call(x)["y"])
+    assert_same(lambda x: forward(conv, norm, x), x, fused=0)
 
 
-@pytest.mark.usefixtures("on_cpu")
-def test_a_convolution_is_not_moved_behind_a_change_of_its_input():
+def test_a_convolution_is_not_moved_behind_a_change_of_its_input(x):
     conv, norm = conv_and_norm()
 
     def forward(x):
         x = x * 2
         y = norm(conv(x))
-        return (y + x.sub_(5)).relu(), x
+        return (y + x.sub_(1)).relu()
 
-    x = torch.rand(2, 5, 9, 9, dtype=torch.float64)
-    traced, call = trace(lambda x: forward(x)[0], x)
-    assert not nodes(traced, FUSED)
-    torch.testing.assert_close(traced(x)["y"], call(x)["y"])
+    assert_same(forward, x, fused=0)
 
 
 def _masked(weight):
@@ -186,7 +178,6 @@ def _halved(weight):
 PERMUTATION, MASK = torch.tensor([4, 2, 0, 1, 3]), torch.rand(5, 5, 3, 3) > 0.5
 
 
-@pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize(
     "change",
     [
@@ -199,20 +190,12 @@ PERMUTATION, MASK = torch.tensor([4, 2, 0, 1, 3]), torch.rand(5, 5, 3, 3) > 0.5
     ],
     ids=["masked", "assembled", "halved in place", "rounded", "signs", "permuted", "filled", "normalised"],
 )  # fmt: skip
-def test_weights_that_are_computed_are_the_ones_that_are_used(change):
-    torch.manual_seed(0)
+def test_weights_that_are_computed_are_the_ones_that_are_used(change, x):
     conv = nn.Conv2d(5, 5, 3, padding=1).double().requires_grad_(False)
-    x = torch.rand(2, 5, 9, 9, dtype=torch.float64)
-    traced, call = trace(lambda x: nn.functional.conv2d(x, change(conv.weight), padding=1).relu(), x)
-    for _ in range(2):
-        expected = call(x)["y"]
-        assert expected.std() > 0.01
-        torch.testing.assert_close(traced(x)["y"], expected)
+    assert_same(lambda x: nn.functional.conv2d(x, change(conv.weight), padding=1).relu(), x)
 
 
-@pytest.mark.usefixtures("on_cpu")
-def test_a_bias_written_in_part_is_the_one_that_is_used():
-    torch.manual_seed(0)
+def test_a_bias_written_in_part_is_the_one_that_is_used(x):
     conv = nn.Conv2d(5, 5, 3, padding=1).double().requires_grad_(False)
 
     def forward(x):
@@ -220,17 +203,12 @@ def test_a_bias_written_in_part_is_the_one_that_is_used():
         bias[0] = 3
         return nn.functional.conv2d(x, conv.weight, bias, padding=1).relu()
 
-    x = torch.rand(2, 5, 9, 9, dtype=torch.float64)
-    traced, call = trace(forward, x)
-    torch.testing.assert_close(traced(x)["y"], call(x)["y"])
+    assert_same(forward, x)
 
 
-@pytest.mark.usefixtures("on_cpu")
-def test_random_weights_are_random_in_every_call():
-    conv, x = nn.Conv2d(5, 5, 3).requires_grad_(False), torch.rand(2, 5, 9, 9)
-    traced, _ = trace(
-        lambda x: nn.functional.conv2d(x, conv.weight + torch.randn_like(conv.weight)).relu(), x
-    )
+def test_random_weights_are_random_in_every_call(x):
+    weight = torch.rand(5, 5, 3, 3).double()
+    traced, _ = trace(lambda x: nn.functional.conv2d(x, weight + torch.randn_like(weight)).relu(), x)
     assert not torch.equal(traced(x)["y"], traced(x)["y"])
 
 
@@ -257,29 +235,19 @@ def _into_a_detached(conv, norm, x):
     return x + 0
 
 
-@pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("forward", [_into_a_chunk, _into_a_buffer, _into_a_detached])
-def test_what_is_written_through_a_view_is_written(forward):
+def test_what_is_written_through_a_view_is_written(forward, x):
     conv, norm = conv_and_norm()
-    x = torch.rand(2, 5, 9, 9, dtype=torch.float64)
-    traced, call = trace(lambda x: forward(conv, norm, x), x)
-    expected = call(x)["y"]
-    assert expected.std() > 0.01
-    torch.testing.assert_close(traced(x)["y"], expected)
+    assert_same(lambda x: forward(conv, norm, x), x)
 
 
-@pytest.mark.usefixtures("on_cpu")
-def test_a_residual_of_another_layout_decides_the_layout_of_the_sum():
+def test_a_residual_of_another_layout_decides_the_layout_of_the_sum(x):
     conv, norm = conv_and_norm()
     conv.to(memory_format=torch.channels_last)
-    x = torch.rand(2, 5, 9, 9, dtype=torch.float64)
-    traced, call = trace(lambda x: (x.contiguous() + norm(conv(x))).relu().flatten(1), x)
-    torch.testing.assert_close(traced(x)["y"], call(x)["y"])
+    assert_same(lambda x: (x.contiguous() + norm(conv(x))).relu().flatten(1), x)
 
 
-@pytest.mark.usefixtures("on_cpu")
 def test_in_bfloat16_no_bias_of_a_norm_is_rounded_with_a_residual():
-    torch.manual_seed(0)
     convs, norm = [nn.Conv2d(8, 8, 1).requires_grad_(False) for _ in range(2)], nn.BatchNorm2d(8)
     norm = with_random_norms(norm)
     norm.bias.add_(20)
@@ -294,11 +262,9 @@ def test_in_bfloat16_no_bias_of_a_norm_is_rounded_with_a_residual():
         assert apart[0] <= 1.5 * apart[1]
 
 
-@pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize(("dtype", "fused"), [(torch.bfloat16, 9), (torch.float16, 17)])
 def test_in_half_precision_a_residual_network_is_no_further_off(dtype, fused):
     """In bfloat16 the convolutions before a residual stay apart, because their biases would be rounded."""
-    torch.manual_seed(0)
     net, x = with_random_norms(torchvision.models.resnet18()), torch.rand(4, 3, 64, 64)
     exact = net(x)
     assert exact.std() > 0.01
@@ -308,19 +274,15 @@ def test_in_half_precision_a_residual_network_is_no_further_off(dtype, fused):
     assert apart[0] <= 1.2 * apart[1]
 
 
-@pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize(("bias", "fused"), [(1.0, 1), (1e5, 0)])
 def test_what_float16_cannot_hold_is_not_folded(bias, fused):
-    torch.manual_seed(0)
     net = with_random_norms(nn.Sequential(nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16), nn.ReLU()))
     net[1].bias[0] = bias
     traced, _ = trace(net, torch.rand(2, 8, 16, 16), torch.float16)
     assert len(nodes(traced, FUSED)) == fused
 
 
-@pytest.mark.usefixtures("on_cpu")
 def test_a_shortcut_that_float16_cannot_hold_is_not_folded():
-    torch.manual_seed(0)
     net, x = Residual(torch.add, downsample=True), torch.rand(2, 5, 9, 9)
     net = with_random_norms(net)
     for weight, norms in ((1.0, 0), (1e6, 1)):
@@ -330,42 +292,35 @@ def test_a_shortcut_that_float16_cannot_hold_is_not_folded():
         assert len(nodes(traced, torch.ops.aten.native_batch_norm.default)) == norms
 
 
-@pytest.mark.usefixtures("on_cpu")
 def test_channels_first_stays_as_it_is():
-    torch.manual_seed(0)
     net = with_random_norms(torchvision.models.vgg11().double()).to(memory_format=torch.contiguous_format)
     x = torch.rand(1, 3, 64, 64, dtype=torch.float64)
-    traced, call = trace(net, x, memory_format=torch.contiguous_format)
-    assert not nodes(traced, FUSED)
-    torch.testing.assert_close(traced(x)["y"], call(x)["y"])
+    assert_same(net, x, fused=0, memory_format=torch.contiguous_format)
 
 
-def test_without_cudnn_nothing_is_fused():
-    net = with_random_norms(nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU()))
-    traced, call = trace(net, x := torch.rand(2, 3, 16, 16))
-    assert not nodes(traced, FUSED)
-    torch.testing.assert_close(traced(x)["y"], call(x)["y"])
+def small_net():
+    return with_random_norms(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()))
 
 
-@pytest.mark.usefixtures("on_cpu")
+def test_without_cudnn_nothing_is_fused(monkeypatch):
+    monkeypatch.undo()
+    assert_same(small_net(), torch.rand(2, 3, 16, 16), fused=0)
+
+
 def test_a_kernel_that_fails_is_not_used(monkeypatch):
     def fails(*_given):
         raise RuntimeError("no engine")
 
     monkeypatch.setattr(fused_convolutions, "_convolution_relu", fails)
     fused_convolutions._has_kernel.cache_clear()
-    net = with_random_norms(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()))
-    traced, call = trace(net, x := torch.rand(2, 3, 21, 17))
+    assert_same(small_net(), torch.rand(2, 3, 21, 17), fused=0)
     fused_convolutions._has_kernel.cache_clear()
-    assert not nodes(traced, FUSED)
-    torch.testing.assert_close(traced(x)["y"], call(x)["y"])
 
 
 @pytest.mark.parametrize(
     ("stride", "padding", "dilation", "kernel"), [(1, 0, 1, 3), (2, 1, 1, 3), (2, 2, 2, 3), (1, 1, 1, 1)]
 )
 def test_the_shape_is_known_before_it_runs(stride, padding, dilation, kernel):
-    torch.manual_seed(0)
     x, weight, bias = torch.rand(2, 4, 11, 8), torch.rand(6, 4, kernel, kernel), torch.rand(6)
     settings = [[stride] * 2, [padding] * 2, [dilation] * 2]
     torch.library.opcheck(

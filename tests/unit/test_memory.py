@@ -22,15 +22,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc's malloc")
 def test_freed_memory_is_kept_unless_somebody_has_chosen():
-    usual = {
-        name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_", "LD_"))
-    }
+    usual = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_", "LD_"))}
     kept, chosen = (
-        int(
-            subprocess.run(
-                [sys.executable, "-c", FAULTS], env=env, capture_output=True, text=True, check=True
-            ).stdout
-        )
+        int(subprocess.check_output([sys.executable, "-c", FAULTS], env=env, text=True))
         for env in (usual, usual | {"MALLOC_ARENA_TEST": "8"})
     )
     assert chosen > 20_000  # pages of 4 kB: every layer's output is faulted in again

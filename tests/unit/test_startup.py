@@ -4,6 +4,8 @@ import resource
 import subprocess
 import sys
 
+import pytest
+
 HELP = "import sys; sys.argv = ['equicam', '--help']; from equicam.cli.app import app; app()"
 
 
@@ -26,14 +28,14 @@ def test_help_takes_six_tenths_of_a_second():
     assert best_of_five(HELP) <= 0.6
 
 
-def test_help_loads_neither_torch_nor_tables():
-    heavy = "{'torch', 'pyarrow', 'scipy', 'matplotlib'}"
-    code = f"import sys; import equicam.cli.app; sys.exit(', '.join(sorted({heavy} & sys.modules.keys())))"
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
-    assert done.stderr.strip() == ""
-
-
-def test_the_review_server_loads_no_plots():
-    code = "import sys; import equicam.runs.review.app; sys.exit(', '.join({'torch', 'matplotlib', 'scipy'} & sys.modules.keys()))"
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("cli.app", {"torch", "pyarrow", "scipy", "matplotlib"}),
+        ("runs.review.app", {"torch", "matplotlib", "scipy"}),
+    ],
+)
+def test_the_command_loads_no_torch_or_tables_and_the_review_server_no_plots(module, heavy):
+    code = f"import sys; import equicam.{module}; sys.exit(', '.join({heavy} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert done.stderr.strip() == ""

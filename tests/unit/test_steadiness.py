@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections import Counter
 
 import pytest
 import torch
@@ -30,14 +31,14 @@ def slow_word(others):
 
 def test_the_word_is_that_of_the_rule():
     torch.manual_seed(0)
-    found = {}
+    found = Counter()
     for _ in range(300):
         centre, spread = torch.rand(2).tolist()
         others = (centre + 0.4 * spread * torch.randn(17)).clamp(-1, 1).double().tolist()
         word = judged([1.0, *others]).word
         assert word == slow_word(others)
-        found[word] = found.get(word, 0) + 1
-    assert min(found.get(word, 0) for word in WORDS) > 20
+        found[word] += 1
+    assert min(found[word] for word in WORDS) > 20
 
 
 @pytest.mark.parametrize(
@@ -75,8 +76,7 @@ def test_a_flat_map_cannot_be_judged(flag):
 
 
 def test_the_presented_view_is_not_compared_with_itself():
-    values = [0.69] * 6 + [1.0]
-    assert judged(values, presented=6).word == "unsteady"
+    assert judged([0.69] * 6 + [1.0], presented=6).word == "unsteady"
 
 
 def test_an_explanation_and_a_run_have_the_same_words(tmp_path, monkeypatch):
@@ -92,5 +92,4 @@ def test_an_explanation_and_a_run_have_the_same_words(tmp_path, monkeypatch):
     assert run.items["id"].to_pylist() == [path.name for path in paths]
     assert run.items["steadiness"].to_pylist() == words
     assert run.items["steadiness_reason"].to_pylist() == [one.reason.code for one in explained.steadiness]
-    counts = count_words(run.items)
-    assert counts == {word: words.count(word) for word in WORDS}
+    assert count_words(run.items) == {word: words.count(word) for word in WORDS}

@@ -6,7 +6,6 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import conv2d
 
 import equicam
 from equicam.explain import explain_group
@@ -48,14 +47,11 @@ def test_a_traced_explanation_is_the_explanation_of_new_images_and_of_changed_we
             assert found.keys() == expected.keys()
             assert_alive(expected["map"])
             for name, value in expected.items():
-                torch.testing.assert_close(
-                    found[name].double(), value.double(), rtol=same_within, atol=same_within, equal_nan=True
-                )
+                close = {"rtol": same_within, "atol": same_within, "equal_nan": True}
+                torch.testing.assert_close(found[name].double(), value.double(), **close)
         assert bool(traced.derived) == (dtype is not None)
-        before = call(first)["map"]
-        assert not torch.allclose(
-            before, call(second)["map"], atol=0.05
-        )  # the inputs are not constants of the graph
+        # the inputs are not constants of the graph
+        assert not torch.allclose(call(first)["map"], call(second)["map"], atol=0.05)
 
 
 def test_a_traced_call_keeps_the_weights_it_was_traced_with_when_the_network_changes_its_type():
@@ -87,34 +83,29 @@ def test_a_call_that_reads_values_is_refused_by_the_tracer():
         TracedCall(lambda x: {"y": x * float(x.sum())}, [torch.rand(3)])
 
 
+BLOCKS = [(3, (7, 7), 2, (3, 3)), (3, (3, 3), 2, (1, 1)), (1, (11, 11), 4, (2, 2)), (4, (5, 3), 2, (0, 2))]
+BLOCKS += [(3, (7, 7), 4, (3, 3)), (2, (4, 4), 3, (5, 1))]
+PATCHES = [((28, 28), 14, True), ((30, 23), 7, False), ((8, 8), 2, True)]
+
+
 @pytest.mark.parametrize(
-    ("size", "kernel", "bias"), [((28, 28), 14, True), ((30, 23), 7, False), ((8, 8), 2, True)]
+    ("channels", "kernel", "stride", "padding", "size", "bias"),
+    [(3, (kernel, kernel), kernel, (0, 0), size, bias) for size, kernel, bias in PATCHES]
+    + [
+        (*one, size, bias)
+        for one in BLOCKS
+        for size in ((32, 32), (31, 45), (24, 37))
+        for bias in (True, False)
+    ],
 )
-def test_patches_are_the_convolution(size, kernel, bias):
-    torch.manual_seed(0)
-    conv = nn.Conv2d(3, 5, kernel, stride=kernel, bias=bias).double()
-    x = torch.rand(2, 3, *size, dtype=torch.float64)
-    found = REPLACEMENTS[aten.convolution.default](
-        x, conv.weight, conv.bias, [kernel] * 2, [0, 0], [1, 1], False, [0, 0], 1
-    )
-    assert found.std() > 0.01
-    torch.testing.assert_close(found, conv2d(x, conv.weight, conv.bias, stride=kernel))
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("size", [(32, 32), (31, 45), (24, 37)])
-@pytest.mark.parametrize(
-    ("channels", "kernel", "stride", "padding"),
-    [(3, (7, 7), 2, (3, 3)), (3, (3, 3), 2, (1, 1)), (1, (11, 11), 4, (2, 2)), (4, (5, 3), 2, (0, 2)), (3, (7, 7), 4, (3, 3)),
-     (2, (4, 4), 3, (5, 1))],
-)  # fmt: skip
-def test_a_convolution_on_blocks_is_the_convolution(channels, kernel, stride, padding, size, bias):
+def test_a_convolution_of_patches_or_on_blocks_is_the_convolution(
+    channels, kernel, stride, padding, size, bias
+):
     torch.manual_seed(0)
     conv = nn.Conv2d(channels, 5, kernel, stride=stride, padding=padding, bias=bias).double()
     x = torch.rand(2, channels, *size, dtype=torch.float64)
-    found = REPLACEMENTS[aten.convolution.default](
-        x, conv.weight, conv.bias, [stride] * 2, list(padding), [1, 1], False, [0, 0], 1
-    )
+    settings = ([stride] * 2, list(padding), [1, 1], False, [0, 0], 1)
+    found = REPLACEMENTS[aten.convolution.default](x, conv.weight, conv.bias, *settings)
     assert found.std() > 0.01
     torch.testing.assert_close(found, conv(x))
 
@@ -135,12 +126,6 @@ def test_a_convolution_with_channels_filled_up_is_the_convolution(channels, kern
     torch.testing.assert_close(found, conv(x))
 
 
-def test_convolutions_on_many_channels_stay():
-    x, weight = torch.rand(1, 5, 8, 8), torch.rand(3, 5, 2, 2)
-    replace = REPLACEMENTS[aten.convolution.default]
-    assert replace(x, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1) is NotImplemented
-
-
 def test_a_traced_network_has_its_first_convolution_on_blocks():
     conv, x = nn.Conv2d(3, 8, 7, stride=2, padding=3), torch.rand(2, 3, 32, 32)
     traced = TracedCall(lambda x: {"y": conv(x)}, [x])
@@ -150,15 +135,14 @@ def test_a_traced_network_has_its_first_convolution_on_blocks():
 
 
 @pytest.mark.parametrize(
-    ("stride", "padding", "dilation", "transposed", "groups"),
-    [([2, 2], [1, 1], [1, 1], False, 1), ([1, 1], [0, 0], [2, 2], False, 1), ([2, 2], [0, 0], [2, 2], False, 1),
-     ([3, 3], [0, 0], [1, 1], False, 1),
-     ([2, 2], [0, 0], [1, 1], True, 1), ([2, 2], [0, 0], [1, 1], False, 3)],
+    ("channels", "stride", "padding", "dilation", "transposed", "groups"),
+    [(3, 2, 1, 1, False, 1), (3, 1, 0, 2, False, 1), (3, 2, 0, 2, False, 1), (3, 3, 0, 1, False, 1), (3, 2, 0, 1, True, 1),
+     (3, 2, 0, 1, False, 3), (5, 1, 0, 1, False, 1)],
 )  # fmt: skip
-def test_other_convolutions_stay(stride, padding, dilation, transposed, groups):
-    x, weight = torch.rand(1, 3, 8, 8), torch.rand(3, 3 // groups, 2, 2)
-    replace = REPLACEMENTS[aten.convolution.default]
-    assert replace(x, weight, None, stride, padding, dilation, transposed, [0, 0], groups) is NotImplemented
+def test_other_convolutions_stay(channels, stride, padding, dilation, transposed, groups):
+    x, weight = torch.rand(1, channels, 8, 8), torch.rand(3, channels // groups, 2, 2)
+    settings = ([stride] * 2, [padding] * 2, [dilation] * 2, transposed, [0, 0], groups)
+    assert REPLACEMENTS[aten.convolution.default](x, weight, None, *settings) is NotImplemented
 
 
 def test_products_with_a_vector_are_sums_and_pooling_to_the_same_size_is_none():
@@ -169,10 +153,8 @@ def test_products_with_a_vector_are_sums_and_pooling_to_the_same_size_is_none():
     torch.testing.assert_close(bmm(c, b[..., :1]), c @ b[..., :1])
     assert bmm(c, b) is NotImplemented
     x = torch.rand(2, 3, 7, 7)
-    pool, back = (
-        REPLACEMENTS[aten._adaptive_avg_pool2d.default],
-        REPLACEMENTS[aten._adaptive_avg_pool2d_backward.default],
-    )
+    pool = REPLACEMENTS[aten._adaptive_avg_pool2d.default]
+    back = REPLACEMENTS[aten._adaptive_avg_pool2d_backward.default]
     torch.testing.assert_close(pool(x, [7, 7]), nn.AdaptiveAvgPool2d(7)(x))
     torch.testing.assert_close(back(x, x), x)
     assert pool(x, [1, 1]) is NotImplemented

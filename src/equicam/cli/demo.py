@@ -21,26 +21,26 @@ def demo(
         from equicam.demo import run_demo, worst_tenth_sentence
         from equicam.reasons import describe, from_rows
 
-        result = run_demo(out, count, progress=progress.update)
-    audited = audit_document(result.run, ())
+        run, triage, verified, report = run_demo(out, count, progress=progress.update)
+    audited = audit_document(run, ())
     counts = ("run", "images", "explained", "bad", "steady", "unsteady", "cannot_say")
-    worst_tenth, verified = worst_tenth_sentence(result.triage), result.verification
+    worst_tenth = worst_tenth_sentence(triage)
     answer(
         "demo",
         {name: audited[name] for name in counts}
-        | {"queue": [row["id"] for row in result.triage.queue()], "worst_tenth": worst_tenth}
-        | {"verified": verified.ok, "problems": list(verified.problems), "report": str(result.report)},
+        | {"queue": [row["id"] for row in triage.queue()], "worst_tenth": worst_tenth}
+        | {"verified": verified.ok, "problems": list(verified.problems), "report": str(report)},
     )
     print_audit(audited)
-    print_triage(result.run, result.triage)
+    print_triage(run, triage)
     print_verification(verified)
     say(worst_tenth)
-    worst = result.triage.queue()[:3]
+    worst = triage.queue()[:3]
     say(f"the first {len(worst)} in the queue:" if len(worst) != 1 else "first in the queue:")
     for row in worst:
         say(f"  {row['id']}: {'; '.join(map(describe, from_rows(row['reasons'])))}")
-    say(f"report: {result.report}")
+    say(f"report: {report}")
     note("Synthetic images and a synthetic model: use them to look around, not to draw conclusions.")
     if not verified.ok:
         raise typer.Exit(FAILED)
-    note(f"next: equicam review {result.run.folder}")
+    note(f"next: equicam review {run.folder}")

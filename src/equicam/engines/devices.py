@@ -1,6 +1,5 @@
 """Several devices of one machine: one process per device, and each process gets its share of the shards."""
 
-import contextlib
 import multiprocessing
 import os
 import pickle
@@ -25,9 +24,8 @@ class Devices:
     def __post_init__(self) -> None:
         kinds = {name.partition(":")[0] for name in self.names}
         if len(kinds) != 1 or (kinds != {"cpu"} and len(set(self.names)) != len(self.names)):
-            raise EquicamError(
-                "devices", "devices of one kind, each once", repr(",".join(self.names)), "cuda:0,cuda:1"
-            )
+            given = repr(",".join(self.names))
+            raise EquicamError("devices", "devices of one kind, each once", given, "cuda:0,cuda:1")
 
     @property
     def kind(self) -> str:
@@ -44,23 +42,30 @@ class Devices:
             for i, name in enumerate(self.names):
                 if dealt := shards[i::share]:
                     receiver, sender = context.Pipe(duplex=False)
-                    worker = context.Process(
-                        target=_worker, args=(job, name, share, dealt, sender, os.getpid())
-                    )
-                    with _refuse_unpicklable():
+                    given = (job, name, share, dealt, sender, os.getpid())
+                    worker = context.Process(target=_worker, args=given)
+                    try:
                         worker.start()
+                    except (pickle.PicklingError, AttributeError, TypeError) as error:
+                        raise EquicamError(
+                            "several devices", "a model and methods that can be pickled", error,
+                            "a model by name, a factory in a file, or one device",
+                        ) from error  # fmt: skip
                     sender.close()
                     running[receiver] = name, worker
             while running:
-                ready = wait(list(running))
-                for receiver in [one for one in running if one in ready]:
+                ready: list[Any] = wait(list(running))
+                for receiver in ready:
                     name, worker = running[receiver]
-                    message = _receive(receiver)
-                    if isinstance(message, tuple):
+                    try:
+                        message = receiver.recv()
+                    except EOFError:
+                        message = ""
+                    if isinstance(message, tuple):  # the number and result of a written shard
                         yield message
                         continue
                     worker.join()
-                    if message is not None or worker.exitcode:
+                    if message or worker.exitcode:
                         raise _failed(name, message, worker.exitcode)
                     del running[receiver]
         finally:
@@ -69,27 +74,7 @@ class Devices:
                 worker.join()
 
 
-def _receive(receiver: Any) -> tuple[int, Any] | str | None:
-    """The number and result of a written shard, an error message, or None at the end."""
-    try:
-        message: tuple[int, Any] | str = receiver.recv()
-    except EOFError:
-        return None
-    return message
-
-
-@contextlib.contextmanager
-def _refuse_unpicklable() -> Iterator[None]:
-    try:
-        yield
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise EquicamError(
-            "several devices", "a model and methods that can be pickled", error,
-            "a model by name, a factory in a file, or one device",
-        ) from error  # fmt: skip
-
-
-def _failed(name: str, message: str | None, code: int | None) -> EquicamError:
+def _failed(name: str, message: str, code: int | None) -> EquicamError:
     killed = f"killed by signal {-code}" if code is not None and code < 0 else f"ended with {code}"
     return EquicamError(
         f"the worker on {name}", "to finish its shards", message or f"a process that was {killed}",

@@ -19,8 +19,7 @@ import pyarrow as pa
 from equicam.engines.worker import Job, ModelSource, Shard
 from equicam.errors import EquicamError
 
-MAX_BLOCKS = 20_000
-"""With more shards than this, several share a Ray block."""
+MAX_BLOCKS = 20_000  # with more shards than this, several share a Ray block
 SHARDS_QUEUED_PER_ACTOR = 2
 
 
@@ -46,12 +45,16 @@ class Cluster:
 
     def work(self, job: Job, shards: Sequence[Shard]) -> Iterator[tuple[int, Any]]:
         """Compute the shards; yield each number and result once it is written, in any order."""
-        with _connected(self.address, self.actors) as ray, _ray_errors_as_ours(ray):
+        with _connected(self.address, self.actors) as ray:
             actors, decoders = self._counts(ray)
             sent = ray.put(job)
             rows = [{"shard": number, "items": pickle.dumps(list(items))} for number, items in shards]
             data = ray.data.from_items(rows, override_num_blocks=min(len(rows), MAX_BLOCKS))
-            _limit_memory(ray, data.context, job.shard_bytes * (actors * (SHARDS_QUEUED_PER_ACTOR + 1) + 2))
+            # pause decoding while more than so many bytes of decoded images wait
+            waiting = job.shard_bytes * (actors * (SHARDS_QUEUED_PER_ACTOR + 1) + 2)
+            limits = ray.data.ExecutionResources(object_store_memory=waiting)
+            data.context.execution_options.resource_limits = limits
+            data.context.enable_progress_bars = False
             # with actors on CPUs, decoding reserves none: actors restarted after a lost node could reserve them all
             data = data.map_batches(
                 _decode, fn_args=(sent,), batch_size=1, batch_format="pyarrow", num_cpus=1 if self.device == "cuda" else 0,
@@ -102,86 +105,66 @@ def _fetch_job(sent: Any) -> Job:
     return found
 
 
+def _attempt(work: Callable[..., Any], *given: Any) -> tuple[Any, str]:
+    """What it returns, or the sentence of its error, with this machine's name."""
+    try:
+        return work(*given), ""
+    except (EquicamError, OSError) as error:
+        return None, f"{error} (on {socket.gethostname()})"
+
+
 def _decode(batch: pa.Table, sent: Any) -> pa.Table:
     """A task: decode the images of one shard."""
     (row,) = batch.to_pylist()
-    problem, found = "", b""
-    try:
-        found = pickle.dumps(_fetch_job(sent).decode((row["shard"], pickle.loads(row["items"]))))  # noqa: S301  # our own
-    except (EquicamError, OSError) as error:
-        problem = _with_host(error)
-    columns = {"shard": [row["shard"]], "decoded": pa.array([found], pa.large_binary()), "problem": [problem]}
-    return pa.table(columns)
+    shard = row["shard"], pickle.loads(row["items"])  # noqa: S301  # our own
+    found, problem = _attempt(lambda: pickle.dumps(_fetch_job(sent).decode(shard)))
+    decoded = pa.array([found or b""], pa.large_binary())
+    return pa.table({"shard": [row["shard"]], "decoded": decoded, "problem": [problem]})
 
 
 class _Worker:
     """An actor: loads the model once, when it starts."""
 
     def __init__(self, sent: Any, device: str) -> None:
-        self._problem = ""
-        try:
-            self._compute: Callable[[int, Any], Any] = _fetch_job(sent).prepare(device)
-        except (EquicamError, OSError) as error:
-            self._problem = _with_host(error)
+        self._compute, self._problem = _attempt(lambda: _fetch_job(sent).prepare(device))
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         """Compute and write one shard."""
         number, decoded, problem = (batch[name][0].as_py() for name in ("shard", "decoded", "problem"))
         problem, result = problem or self._problem, None
         if not problem:
-            try:
-                result = self._compute(number, pickle.loads(decoded))  # noqa: S301  # our own
-            except (EquicamError, OSError) as error:
-                problem = _with_host(error)
+            result, problem = _attempt(self._compute, number, pickle.loads(decoded))  # noqa: S301  # our own
         return pa.table({"shard": [number], "problem": [problem], "result": [json.dumps(result)]})
-
-
-def _with_host(error: Exception) -> str:
-    return f"{error} (on {socket.gethostname()})"
-
-
-def _limit_memory(ray: Any, context: Any, limit: int) -> None:
-    """Pause decoding while more than `limit` bytes of decoded images wait; also hide Ray's progress bars."""
-    context.execution_options.resource_limits = ray.data.ExecutionResources(object_store_memory=limit)
-    context.enable_progress_bars = False
 
 
 @contextmanager
 def _connected(address: str | None, actors: int | None) -> Iterator[Any]:
     """Ray at an address, or started here for the duration; a connection of the caller's is reused and left open."""
     ray = _ray()
-    if ray.is_initialized():
-        yield ray
-        return
-    address = address or os.environ.get("RAY_ADDRESS") or "local"
-    own: dict[str, Any] = {
-        "include_dashboard": False,
-        "num_cpus": max(os.cpu_count() or 1, (actors or 1) + 1),
-    }
-    try:
-        ray.init(address, logging_level="ERROR", log_to_driver=False, **(own if address == "local" else {}))
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise EquicamError(
-            "a Ray cluster", f"to be reached at {address!r}", next(iter(str(error).splitlines()), "nothing"),
-            "ray start --head there, its token in RAY_AUTH_TOKEN, or no --address for this machine alone",
-        ) from error  # fmt: skip
+    is_ours = not ray.is_initialized()
+    if is_ours:
+        address = address or os.environ.get("RAY_ADDRESS") or "local"
+        own: dict[str, Any] = {}
+        if address == "local":
+            own = {"include_dashboard": False, "num_cpus": max(os.cpu_count() or 1, (actors or 1) + 1)}
+        try:
+            ray.init(address, logging_level="ERROR", log_to_driver=False, **own)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise EquicamError(
+                "a Ray cluster", f"to be reached at {address!r}", next(iter(str(error).splitlines()), "nothing"),
+                "ray start --head there, its token in RAY_AUTH_TOKEN, or no --address for this machine alone",
+            ) from error  # fmt: skip
     try:
         yield ray
-    finally:
-        ray.shutdown()
-
-
-@contextmanager
-def _ray_errors_as_ours(ray: Any) -> Iterator[None]:
-    """Raise Ray's errors as EquicamError."""
-    try:
-        yield
     except ray.exceptions.RayError as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         raise EquicamError(
             "the cluster", "to stay", f"{type(error).__name__}: {lines[-1]}",
             "the same command once it is back: written shards stay",
         ) from error  # fmt: skip
+    finally:
+        if is_ours:
+            ray.shutdown()
 
 
 def _ray() -> Any:

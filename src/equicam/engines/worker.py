@@ -1,7 +1,6 @@
 """The contract between a job and the engine that runs it: shards are decoded on a CPU and computed on a device."""
 
 import copy
-import hashlib
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,15 +12,14 @@ import torch
 from torch import nn
 
 from equicam.errors import EquicamError
+from equicam.images.files import file_digest
 from equicam.images.items import Item, valid_utf8
 from equicam.models.load import load
 from equicam.models.preprocessing import Preprocessing
 from equicam.models.weights import fingerprint
 from equicam.readers.model import Model
-from equicam.readers.names import Task
 
-Shard = tuple[int, Sequence[Item]]
-"""Its number, and its images."""
+Shard = tuple[int, Sequence[Item]]  # its number, and its images
 
 
 @runtime_checkable
@@ -51,14 +49,11 @@ class ModelFromName:
     classes: tuple[str, ...] | None = None
     layer: str | None = None
     compiled: bool = False
-    task: Task | None = None
     preprocessing: Preprocessing | None = None  # None: the model's own
 
     def __call__(self, device: str) -> Model:
         """Load it; a network to be compiled gets the memory format in which convolutions are fastest."""
-        model = load(
-            self.name, weights=self.weights, classes=self.classes, layer=self.layer, device=device, task=self.task
-        )  # fmt: skip
+        model = load(self.name, weights=self.weights, classes=self.classes, layer=self.layer, device=device)
         if self.preprocessing is not None:
             model = self.preprocessing.of(model)
         if self.compiled:
@@ -67,7 +62,7 @@ class ModelFromName:
 
     def preprocessing_only(self, model: Model) -> Model | None:
         """The model without weights; None if it cannot be pickled, because a factory's file is not importable."""
-        return None if ".py" in self.name else _without_weights(model)
+        return None if ".py" in self.name else replace(model, module=nn.Identity())
 
 
 @dataclass(frozen=True)
@@ -93,27 +88,16 @@ class ModelCopy:
 
     def preprocessing_only(self, model: Model) -> Model:
         """The model without weights."""
-        return _without_weights(model)
+        return replace(model, module=nn.Identity())
 
 
-ModelSource = ModelFromName | ModelCopy
-"""How a worker gets its model."""
+ModelSource = ModelFromName | ModelCopy  # how a worker gets its model
 
 
 @lru_cache(maxsize=1)
-def _load_preprocessing(source: ModelFromName) -> Model:
-    return _without_weights(source("cpu"))
-
-
 def load_preprocessing(source: ModelSource) -> Model:
-    """The model without weights, loaded here; the last one loaded by name is kept."""
-    if isinstance(source, ModelCopy):
-        return _without_weights(source.model)
-    return _load_preprocessing(source)
-
-
-def _without_weights(model: Model) -> Model:
-    return replace(model, module=nn.Identity())
+    """The model without weights, loaded here; the last one is kept."""
+    return replace(source("cpu"), module=nn.Identity())
 
 
 @dataclass(frozen=True)
@@ -128,13 +112,13 @@ class SharedFolder:
     def at(path: Path) -> "SharedFolder":
         """The folder of an existing file."""
         path = path.absolute()
-        return SharedFolder(str(path.parent), path.name, _digest(path))
+        return SharedFolder(str(path.parent), path.name, file_digest(path))
 
     def enter(self) -> Path:
         """The folder, or an error that names this machine."""
         path = Path(self.folder) / self.file
         try:
-            found = "another one" if _digest(path) != self.sha256 else ""
+            found = "another one" if file_digest(path) != self.sha256 else ""
         except OSError as error:
             found = f"none ({error.strerror})"
         if found:
@@ -154,7 +138,3 @@ def load_checked(source: ModelSource, device: str, weights: str) -> Model:
             "the same weights file on all machines",
         )  # fmt: skip
     return model
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -11,6 +11,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
+from equicam.core.views import rotate
 from equicam.drawing.text import visible
 from equicam.errors import EquicamError
 from equicam.live.frames import (
@@ -19,18 +20,18 @@ from equicam.live.frames import (
     FrameComputer,
     Settings,
     SupersededError,
-    class_name,
-    render_input,
     single_view_method,
 )
 from equicam.live.images import MAX_UPLOAD_BYTES
 from equicam.methods import METHODS
+from equicam.models.images import to_display_images
 from equicam.readers.model import Model
+from equicam.readers.names import output_name
 from equicam.runs.report.facts import load_templates
 from equicam.runs.review.app import STATIC, new_app
 from equicam.runs.review.auth import Access, AuthMiddleware, json_error
 from equicam.runs.review.context import session_of
-from equicam.runs.review.images import Encoded, encode_scale
+from equicam.runs.review.images import Encoded, encode_input, encode_scale
 from equicam.runs.review.server import Links, listen, serve
 
 PORT = 8322
@@ -50,9 +51,8 @@ def serve_live(
 ) -> None:
     """Serve the page; `announce` gets its address once the port listens."""
     if method not in LIVE_METHODS:
-        raise EquicamError(
-            "method", f"one of {', '.join(LIVE_METHODS)}, which follow the dial", repr(method), "equigrad-cam"
-        )
+        needs = f"one of {', '.join(LIVE_METHODS)}, which follow the dial"
+        raise EquicamError("method", needs, repr(method), "equigrad-cam")
     computer = FrameComputer(model, paths)
     with listen(port, PORT) as listener:
         access = Access(listener.getsockname()[1], command="open")
@@ -62,9 +62,7 @@ def serve_live(
 def make_app(computer: FrameComputer, access: Access, *, method: str, views: int) -> ASGIApp:
     """The page of a model, which begins with a method and a number of views."""
     app = new_app(computer.close)
-    _add_page(app, computer, {"method": method, "views": views, "layer": computer.model.layer})
-    _add_api(app, computer)
-    _add_images(app, computer)
+    _add_routes(app, computer, {"method": method, "views": views, "layer": computer.model.layer})
 
     @app.exception_handler(SupersededError)
     def superseded(_: Request, _error: SupersededError) -> Response:
@@ -76,7 +74,8 @@ def make_app(computer: FrameComputer, access: Access, *, method: str, views: int
     return AuthMiddleware(app, access, UPLOADS)
 
 
-def _add_page(app: FastAPI, computer: FrameComputer, chosen: dict[str, Any]) -> None:
+def _add_routes(app: FastAPI, computer: FrameComputer, chosen: dict[str, Any]) -> None:
+    """The page and what it begins with; descriptions and maps of images; and images themselves."""
     templates, model = load_templates(FOLDER / "templates"), computer.model
 
     @app.get("/")
@@ -86,24 +85,21 @@ def _add_page(app: FastAPI, computer: FrameComputer, chosen: dict[str, Any]) -> 
 
     @app.get("/api/setup")
     def setup() -> dict[str, Any]:
-        methods = [
-            {"name": name, "about": METHODS[name].about, "single": single_view_method(name)}
-            for name in LIVE_METHODS
-        ]
         return {
             "model": visible(model.name or type(model.module).__name__, 120),
             "device": str(model.device),
             "classes": list(model.classes or ()),
             "explains": "class" if model.has_probabilities else "output",
             "layers": computer.layers,
-            "methods": methods,
+            "methods": [
+                {"name": name, "about": METHODS[name].about, "single": single_view_method(name)}
+                for name in LIVE_METHODS
+            ],
             "images": computer.images.listed(),
             "chosen": chosen,
             "max_upload_bytes": MAX_UPLOAD_BYTES,
         }
 
-
-def _add_api(app: FastAPI, computer: FrameComputer) -> None:
     @app.post("/api/image")
     async def add_image(
         request: Request, name: Annotated[str, Query(max_length=300)] = "image"
@@ -127,25 +123,23 @@ def _add_api(app: FastAPI, computer: FrameComputer) -> None:
         method = method if views > 1 else single_view_method(method)
         settings = Settings(image, target, layer, method, views)
         found = await asyncio.wrap_future(computer.submit(settings, angle))
-        return JSONResponse(found.facts | {"target": class_name(computer.model, target)})
+        return JSONResponse(found.facts | {"target": output_name(target, model.classes, model.task)})
 
+    def respond(encoded: Encoded) -> Response:
+        return Response(encoded[0], media_type=encoded[1])
 
-def _add_images(app: FastAPI, computer: FrameComputer) -> None:
     @app.get("/image/scale")
     def scale() -> Response:
-        return _respond(encode_scale())
+        return respond(encode_scale())
 
     @app.get("/image/input/{id_}/{angle}")
     def rotated_input(id_: str, angle: Annotated[int, PathParameter(ge=0, lt=360)]) -> Response:
-        return _respond(render_input(computer.model, computer.images.find(id_), angle))
+        x = rotate(computer.images.find(id_).pixels, angle)
+        return respond(encode_input(to_display_images(model, x)[0]))
 
     @app.get("/image/{key}/{kind}")
     def layer(key: str, kind: str) -> Response:
         found = computer.find(key)
         if found is None or kind not in found.layers:
             return json_error(404, "there is no such map any more")
-        return _respond(found.layers[kind])
-
-
-def _respond(encoded: Encoded) -> Response:
-    return Response(encoded[0], media_type=encoded[1])
+        return respond(found.layers[kind])

@@ -5,13 +5,12 @@ needs several forward passes, so that the page never waits for a map that nobody
 """
 
 import hashlib
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,24 +24,23 @@ from equicam.drawing.view_curve import view_curve
 from equicam.errors import EquicamError
 from equicam.evaluate.equivariance import equivariance
 from equicam.explain import Explanation, explain
-from equicam.live.images import OpenedImage, OpenedImages
+from equicam.live.images import OpenedImages
 from equicam.methods import METHODS
-from equicam.models.images import to_display_images
 from equicam.models.layers import spatial_layers
 from equicam.overlay import MAX_DEVIATION
 from equicam.readers.model import Model
 from equicam.readers.names import output_name
 from equicam.reasons import describe
-from equicam.runs.review.images import Encoded, encode_input, encode_layer
+from equicam.runs.review.images import Encoded, encode_layer
+from equicam.shards import json_ready
 
 T = TypeVar("T")
 LIVE_METHODS = tuple(name for name, method in METHODS.items() if method.reader.one_pass)
-"""Methods that read a view in one pass: others take too long to follow a dial."""
+"""Others take too long to follow a dial."""
 MAX_VIEWS = 72
 MAX_CACHE_BYTES = 128 << 20
 TOP_CLASSES = 5
-CPU_VIEWS_PER_FORWARD = 3
-"""Small passes can be ended early, and on a CPU they are as fast as large ones."""
+CPU_VIEWS_PER_FORWARD = 3  # small passes can be ended early, and on a CPU they are as fast as large ones
 
 
 class SupersededError(EquicamError):
@@ -64,12 +62,11 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Frame:
+class _Frame:
     """A map at one angle, as layers to lie over the image, and plain facts about it."""
 
-    key: str
-    map: Float[np.ndarray, "H W"] = field(repr=False)
-    layers: dict[str, Encoded] = field(repr=False)
+    map: Float[np.ndarray, "H W"]
+    layers: dict[str, Encoded]
     facts: dict[str, Any]
 
     @property
@@ -92,12 +89,13 @@ class FrameComputer:
     """Explains images at angles in a thread of its own, and keeps what it computed."""
 
     def __init__(self, model: Model, paths: Sequence[Path] = ()) -> None:
-        self.model, self.images = model, OpenedImages(model, paths)
-        self.layers = _find_layers(model)
+        self.model, self.images, self.layers = model, OpenedImages(model, paths), [model.layer]
+        with suppress(EquicamError):  # it may not run on zeros of the usual size
+            self.layers = list(dict.fromkeys([*spatial_layers(model.module), model.layer]))
         self._thread = ThreadPoolExecutor(1, "explain")
         self._newest = 0  # the number of the newest request; they come from one thread, that of the server
         self._lock = threading.Lock()
-        self._frames: OrderedDict[str, Frame] = OrderedDict()
+        self._frames: OrderedDict[str, _Frame] = OrderedDict()
         self._bytes = 0
 
     def close(self) -> None:
@@ -110,11 +108,11 @@ class FrameComputer:
         self._newest += 1
         return self._thread.submit(work, *arguments)
 
-    def submit(self, settings: Settings, angle: int) -> "Future[Frame]":
+    def submit(self, settings: Settings, angle: int) -> "Future[_Frame]":
         """The frame at an angle; an older request of several views ends with a SupersededError."""
         return self.run(self._frame, settings, angle, self._newest + 1)
 
-    def find(self, key: str) -> Frame | None:
+    def find(self, key: str) -> _Frame | None:
         """A frame that is still kept."""
         with self._lock:
             if key in self._frames:
@@ -125,28 +123,28 @@ class FrameComputer:
         """An image, decoded now if need be, and its most probable classes, none of values; only in the model's thread."""
         image, top, found = self.images.open(id_), [], None
         if self.model.has_probabilities:
-            found = explain_pixels(self.model, image.pixels, method="grad-cam", views=1).probabilities
+            found = self._explain(self.model.layer, image.pixels, method="grad-cam", views=1).probabilities
         if found is not None:
             best = found[0].topk(min(TOP_CLASSES, found.shape[1]))
             for index, confidence in zip(best.indices.tolist(), best.values.tolist(), strict=True):
-                top.append({"index": index, "name": class_name(self.model, index), "confidence": confidence})
+                name = output_name(index, self.model.classes, self.model.task)
+                top.append({"index": index, "name": name, "confidence": confidence})
         height, width = image.pixels.shape[-2:]
-        return {
-            "id": id_, "name": visible(image.name, 120), "size": image.size, "input": [width, height], "top": top
-        }  # fmt: skip
+        about = {"id": id_, "name": visible(image.name, 120), "size": image.size}
+        return about | {"input": [width, height], "top": top}
 
-    def _frame(self, settings: Settings, angle: int, number: int) -> Frame:
+    def _frame(self, settings: Settings, angle: int, number: int) -> _Frame:
         key = hashlib.blake2b(repr((settings, angle)).encode(), digest_size=12).hexdigest()
         if (kept := self.find(key)) is not None:
             return kept
         presented = None if angle == 0 else self._frame(settings, 0, number).map
         x = rotate(self.images.open(settings.image).pixels, angle)
         with self._ended_by_newer(number) if settings.views > 1 else nullcontext():
-            found = explain_pixels(
-                replace(self.model, layer=settings.layer), x, method=settings.method, views=settings.views,
-                target=settings.target,
-            )  # fmt: skip
-        made = make_frame(self.model, key, settings, angle, found, presented)
+            chosen = {"method": settings.method, "views": settings.views, "target": settings.target}
+            found = self._explain(settings.layer, x, **chosen)
+        about = {"key": key, "angle": angle, "method": settings.method}
+        about["eq"] = 1.0 if presented is None else _eq(found.map, presented, angle)
+        made = _make_frame(self.model, settings, found, about)
         with self._lock:
             self._frames[key] = made
             self._bytes += made.bytes
@@ -154,6 +152,11 @@ class FrameComputer:
                 _, dropped = self._frames.popitem(last=False)
                 self._bytes -= dropped.bytes
         return made
+
+    def _explain(self, layer: str, x: Float[Tensor, "1 c H W"], **options: Any) -> Explanation:
+        """Explain one image, in passes that can be ended early."""
+        passes = CPU_VIEWS_PER_FORWARD if self.model.device.type == "cpu" else None
+        return explain(replace(self.model, layer=layer), x, max_views_per_forward=passes, **options)
 
     @contextmanager
     def _ended_by_newer(self, number: int) -> Iterator[None]:
@@ -171,78 +174,33 @@ class FrameComputer:
             handle.remove()
 
 
-def _find_layers(model: Model) -> list[str]:
-    """The names of the layers that a map can be read from."""
-    try:
-        found = spatial_layers(model.module)
-    except EquicamError:  # it does not run on zeros of the usual size
-        found = []
-    return list(dict.fromkeys([*found, model.layer]))
-
-
-def explain_pixels(model: Model, x: Float[Tensor, "1 c H W"], **options: Any) -> Explanation:
-    """Explain one image, in passes that can be ended early."""
-    passes = CPU_VIEWS_PER_FORWARD if model.device.type == "cpu" else None
-    return explain(model, x, max_views_per_forward=passes, **options)
-
-
-def make_frame(
-    model: Model,
-    key: str,
-    settings: Settings,
-    angle: int,
-    found: Explanation,
-    presented: Float[np.ndarray, "H W"] | None,
-) -> Frame:
-    """The layers and facts of an explanation; `presented` is the map at 0°, None if this is the one."""
+def _make_frame(model: Model, settings: Settings, found: Explanation, about: dict[str, Any]) -> _Frame:
+    """The layers of an explanation, and its facts, added to those given."""
     values = found.map[0].float().cpu().numpy()
     layers = {"map": encode_layer(values)}
     top1 = int(found.probabilities[0].argmax()) if found.probabilities is not None else settings.target
-    facts: dict[str, Any] = {
-        "key": key,
-        "angle": angle,
-        "method": settings.method,
-        "eq": 1.0 if presented is None else compute_eq(found.map, presented, angle),
-        "confidence": _finite(found.confidence[0]),
-        "value": None if model.has_probabilities or found.output is None else _finite(found.output[0]),
-        "top1": {"index": top1, "name": class_name(model, top1)},
+    facts = about | {
+        "confidence": float(found.confidence[0]),
+        "value": None if model.has_probabilities or found.output is None else float(found.output[0]),
+        "top1": {"index": top1, "name": output_name(top1, model.classes, model.task)},
         "flags": {name: FLAGS.get(name, "") for name in sorted(found.flags[0])},
     }
     if settings.views > 1:
         deviation = np.sqrt(np.maximum(found.peum[0].float().cpu().numpy(), 0)) / MAX_DEVIATION
         layers["peum"] = encode_layer(np.clip(deviation, 0, 1))
         steadiness = found.steadiness[0]
-        by_view = [value if math.isfinite(value) else None for value in found.stability_by_view[0].tolist()]
         facts |= {
-            "peum_score": _finite(found.peum_score[0]) if found.has_peum[0] else None,
-            "stability": _finite(found.stability[0]),
+            "peum_score": float(found.peum_score[0]) if found.has_peum[0] else None,
+            "stability": float(found.stability[0]),
             "flips": int(found.view_flips[0].sum()),
             "views": len(found.views),
             "steadiness": {"word": steadiness.word, "reason": describe(steadiness.reason)},
-            "curve": str(view_curve(found.views.transforms, by_view)),
+            "curve": str(view_curve(found.views.transforms, found.stability_by_view[0].tolist())),
         }
-    return Frame(key, values, layers, facts)
+    return _Frame(values, layers, json_ready(facts))
 
 
-def compute_eq(
-    rotated: Float[Tensor, "1 H W"], presented: Float[np.ndarray, "H W"], angle: int
-) -> float | None:
-    """Eq: Pearson of the map of the rotated image with the rotated map of the presented one; None for a constant map."""
-    reference = rotated.new_tensor(presented)[None]
-    eq = equivariance(rotated[None], reference, [angle])
-    return None if bool(eq.constant[0, 0]) else _finite(eq.value[0, 0])
-
-
-def render_input(model: Model, image: OpenedImage, angle: int) -> Encoded:
-    """The image that the model sees at this angle."""
-    return encode_input(to_display_images(model, rotate(image.pixels, angle))[0])
-
-
-def class_name(model: Model, index: int) -> str:
-    """The name of a class or value; its number where it has none."""
-    return output_name(index, model.classes, model.task)
-
-
-def _finite(value: Tensor) -> float | None:
-    number = float(value)
-    return number if math.isfinite(number) else None
+def _eq(rotated: Float[Tensor, "1 H W"], presented: Float[np.ndarray, "H W"], angle: int) -> float | None:
+    """Pearson of the map of the rotated image with the rotated map of the presented one; None for a constant map."""
+    eq = equivariance(rotated[None], rotated.new_tensor(presented)[None], [angle])
+    return None if bool(eq.constant[0, 0]) else float(eq.value[0, 0])

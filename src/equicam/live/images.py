@@ -21,8 +21,7 @@ from equicam.readers.model import Model
 from equicam.reasons import describe
 
 MAX_UPLOAD_BYTES = 32 << 20
-MAX_UPLOADS = 16
-"""Images sent by the page that are kept, the last ones; those of the command line are all kept."""
+MAX_UPLOADS = 16  # kept, the last ones, of images sent by the page
 
 
 @dataclass(frozen=True)
@@ -71,9 +70,8 @@ class OpenedImages:
         with self._lock:
             found = self._kept.get(id_)
         if found is None:
-            raise EquicamError(
-                "an image", "to be open", "one that is no longer kept", "dropping it on the page again"
-            )
+            got = "one that is no longer kept"
+            raise EquicamError("an image", "to be open", got, "dropping it on the page again")
         return found
 
     def open(self, id_: str) -> OpenedImage:

@@ -6,8 +6,7 @@ and gradients leave the compiled code in full precision.
 """
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -28,14 +27,12 @@ from equicam.readers.forward import (
     run_module,
 )
 from equicam.readers.logits import Logits, at_least_float32, read_output
-from equicam.runtime.graphs import CompiledCall, fits_memory, graphs_of, is_long, shape_key
+from equicam.runtime.graphs import replay
 from equicam.runtime.pending import DeferredChecks, Tensors
 
 LOG = logging.getLogger(__name__)
-HOOK_KEY: Any = "equicam"
-"""The key of our hook among a layer's: always the same, because a new key would compile again."""
-MAX_COMPILED_SHAPES = 64
-"""Input shapes that are compiled before torch gives up and runs eagerly."""
+HOOK_KEY: Any = "equicam"  # of our hook among a layer's; a new key would compile again
+MAX_COMPILED_SHAPES = 64  # before torch gives up and runs eagerly
 
 
 def run_compiled(network: Network, x: Float[Tensor, "n c H W"]) -> LayerRun:
@@ -43,14 +40,14 @@ def run_compiled(network: Network, x: Float[Tensor, "n c H W"]) -> LayerRun:
     module, layer = network.model.module, network.model.layer
     layers = _compiled.setdefault(module, {})
     if layer not in layers:
-        layers[layer] = CompiledLayer(layer)
+        layers[layer] = _CompiledLayer(layer)
     compiled = layers[layer]
     key = (tuple(x.shape[1:]), x.dtype, x.device, network.autocast, id(module.get_submodule(layer)))
     if key not in compiled.shapes:
         LOG.info("compiling the network for inputs %s", tuple(x.shape[1:]))
         features = _probe(network, x)
         compiled.shapes[key] = (tuple(features.shape[1:]), at_least_float32(features).dtype)
-    if missing := padded_size(len(x)) - len(x):
+    if missing := _padded_size(len(x)) - len(x):
         x = torch.cat((x, x[:1].expand(missing, -1, -1, -1)))
     # one memory format for all, because each is compiled separately; done here, because compiled code takes longer
     last = prefers_channels_last(module)
@@ -78,7 +75,7 @@ def _probe(network: Network, x: Float[Tensor, "n c H W"]) -> Tensor:
     return features
 
 
-class CompiledLayer:
+class _CompiledLayer:
     """A module and its layer as one function (images, zeros) → (output, features), compiled on first use."""
 
     def __init__(self, layer: str) -> None:
@@ -91,10 +88,14 @@ class CompiledLayer:
 
     def __call__(self, module: nn.Module, x: Tensor, zeros: Tensor) -> tuple[Any, Tensor]:
         """The output, with the zeros added to the features on the way, and the features."""
+        import torch._dynamo.config as config
+
+        # every size and network compiles the same function: more often than torch allows one by default
+        limit = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
         hooks = module.get_submodule(self.layer)._forward_hooks  # a handle has another key each time
         hooks[HOOK_KEY] = self.hook
         try:
-            with _raised_recompile_limit():
+            with config.patch({limit: MAX_COMPILED_SHAPES}):
                 found: tuple[Any, Tensor] = self.compiled(module, x, zeros)
         finally:
             del hooks[HOOK_KEY]
@@ -116,20 +117,10 @@ class CompiledLayer:
         return (first, *output[1:]) if isinstance(output, tuple) else first
 
 
-_compiled: WeakKeyDictionary[nn.Module, dict[str, CompiledLayer]] = WeakKeyDictionary()
+_compiled: WeakKeyDictionary[nn.Module, dict[str, _CompiledLayer]] = WeakKeyDictionary()
 
 
-@contextmanager
-def _raised_recompile_limit() -> Iterator[None]:
-    """Every size and network compiles the same function: more often than torch allows one by default."""
-    import torch._dynamo.config as config
-
-    name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
-    with config.patch({name: MAX_COMPILED_SHAPES}):
-        yield
-
-
-def padded_size(count: int) -> int:
+def _padded_size(count: int) -> int:
     """The batch size a count is padded to: at most an eighth more, and eight sizes per octave."""
     step = 1 << max(0, count.bit_length() - 4)
     return -(-count // step) * step
@@ -142,19 +133,12 @@ def predict_compiled(network: Network, x: Float[Tensor, "n c H W"]) -> Logits:
     def work(images: Tensor, _target: Tensor | None) -> tuple[Tensors, DeferredChecks]:
         found, checks = read_output(model, run_module(eager, images), count=len(images)), DeferredChecks()
         checks.add(found.checks)
-        known = {} if found.probabilities is None else {"probabilities": found.probabilities}
-        return {"logits": found.logits} | known, checks
+        known = {"logits": found.logits, "probabilities": found.probabilities}
+        return {name: value for name, value in known.items() if value is not None}, checks
 
-    def capture() -> CompiledCall:
-        with eager.frozen():
-            tensors = (*model.module.parameters(), *model.module.buffers())
-            return CompiledCall(work, work, (x, None), tensors, long=is_long(x, len(x)))
-
-    key = ("predict", model.task, model.classes, model.value, network.autocast, shape_key((x,)))
+    key = ("predict", model.task, model.classes, model.value, network.autocast)
     with torch.no_grad():
-        replayed = graphs_of(model.module).attempt(
-            key, capture, (x, None), fits=lambda: fits_memory(x, len(x))
-        )
+        replayed = replay(eager, key, work, work, (x, None), presented=x, views=len(x))
         if replayed is None:
             return predict(eager, x)
         found = replayed.finish()

@@ -25,35 +25,25 @@ from equicam.readers.model import Model
 from equicam.readers.reading import Reader
 from equicam.recipe import Recipe
 from equicam.runtime.compiled import predict_compiled, run_compiled
-from equicam.runtime.graphs import (
-    CompiledCall,
-    fits_memory,
-    graphs_of,
-    is_long,
-    keep_constants,
-    shape_key,
-)
+from equicam.runtime.graphs import keep_constants, replay
 from equicam.runtime.pending import DeferredChecks, Pending, Tensors
 from equicam.runtime.view_reader import ViewReader
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 KEPT_BYTES, LARGEST_BLOCK = 2**31 - 1, 2**30
+# beginnings of the names of environment variables with which somebody has chosen how memory is allocated
 CHOSEN_BY_USER = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
-"""Beginnings of the names of environment variables with which somebody has chosen how memory is allocated."""
 
 
 @cache
 def keep_freed_memory() -> bool:
     """Let glibc keep freed blocks of up to 1 GiB, 2 GiB in all, in this process; whether it does.
 
-    By default it gives every block above 32 MiB back to the system. A network on a CPU takes and frees such blocks at
-    every layer, and page faults then take a third of the time.
+    Otherwise it gives blocks above 32 MiB back, as every layer on a CPU frees, and page faults take a third of the time.
     """
     if sys.platform != "linux" or any(name.startswith(CHOSEN_BY_USER) for name in os.environ):
         return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:  # another C library
-        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)  # other C libraries have none
     return bool(mallopt(M_MMAP_THRESHOLD, LARGEST_BLOCK) and mallopt(M_TRIM_THRESHOLD, KEPT_BYTES))
 
 
@@ -90,34 +80,40 @@ class Executor:
     ) -> Pending[Tensors]:
         """Start the work on all images, or on a window in them; a captured call returns before the device is done.
 
-        `key` identifies the work for capture: calls with equal keys and shapes must do the same. Without one, or
-        where the work may synchronise with the device, it runs eagerly. Captured calls of fewer than `pad_to` images
-        are filled up to as many, so that a last, smaller batch is not compiled on its own.
+        Calls with equal keys and shapes must do the same; without a key, as for work that may synchronise with the device,
+        it runs eagerly. Captured calls are filled up to `pad_to` images: a last, smaller batch is not compiled on its own.
         """
         with_gradient = torch.is_grad_enabled()
         presented = x if window is None else crop_centre(x, window.size)
-        count = max(len(x), pad_to or 0)
         if key is not None and self._compiles(x):
+            count = max(len(x), pad_to or 0)
             with self.context(x.device, constants=False):
                 inputs, views = (_pad(x, count), _pad(target, count)), count * views_per_image
                 replayed = self._replay(reader, work, inputs, key, window, presented, views)
+            if replayed is not None and count > len(x):
+                cut, whole = partial(_first, count=len(x)), replayed
+                return Pending(cut(whole.tensors), lambda: cut(whole.finish()), whole.check)
             if replayed is not None:
-                if count == len(x):
-                    return replayed
-                return Pending(
-                    _first(replayed.tensors, len(x)),
-                    lambda: _first(replayed.finish(), len(x)),
-                    replayed.check,
-                )
+                return replayed
         with self.context(x.device):
             raise_failed(self._checks(x))
 
             def run_group(rows: slice, fit: int) -> Tensors:
                 views = self.view_reader(reader, fit, with_gradient=with_gradient, window=window)
-                return _run(work, views, x[rows], None if target is None else target[rows])
+                try:
+                    found = work(views, x[rows], None if target is None else target[rows])
+                except (ModelError, RuntimeError) as error:
+                    if not isinstance(error, torch.OutOfMemoryError):
+                        _raise_failed_before(error, views.checks)
+                    raise
+                views.checks.raise_failed()  # all of a group together
+                return found
 
             network = self._network(reader, compiled=False)
-            found = _concatenate(list(self.groups(presented, views_per_image, run_group, network)))
+            parts = list(self.groups(presented, views_per_image, run_group, network))
+            found = parts[0]
+            if len(parts) > 1:
+                found = {name: torch.cat([part[name] for part in parts]) for name in found}
             return Pending(found, lambda: found, lambda: None)
 
     @contextmanager
@@ -145,9 +141,7 @@ class Executor:
     ) -> Iterator[Tensors]:
         """`run` on groups of images whose views fit one pass of the network; groups are halved when memory runs out."""
         fit = self.max_views_per_forward or views_per_forward(network, x, len(x) * views_per_image)
-        LOG.info(
-            "images: %d, views of each: %d, at most %d views in a forward pass", len(x), views_per_image, fit
-        )
+        LOG.info("images: %d, views of each: %d, at most %d in a forward pass", len(x), views_per_image, fit)
         done = 0
         while done < len(x):
             count = -(-(len(x) - done) // max(1, fit // views_per_image))
@@ -192,12 +186,8 @@ class Executor:
             return None
         compiled = self.recipe.compiled and compiled
         on_cuda = self.model.device.type == "cuda"
-        return Network(
-            self.model,
-            self.autocast,
-            run_compiled if compiled else None,
-            predict_compiled if compiled and on_cuda else None,
-        )
+        run, predict = run_compiled if compiled else None, predict_compiled if compiled and on_cuda else None
+        return Network(self.model, self.autocast, run, predict)
 
     def _checks(self, images: Float[Tensor, "b c H W"]) -> list[Check]:
         """What images must pass."""
@@ -221,7 +211,7 @@ class Executor:
         presented: Float[Tensor, "b c H W"],
         views: int,
     ) -> Pending[Tensors] | None:
-        """A captured graph's results, still on their way; None where memory does not suffice for it, now or before."""
+        """`replay` of the work, with its checks."""
         network = self._network(reader)
         assert network is not None  # noqa: S101  # only work on a network has a key
         model = network.model
@@ -231,23 +221,13 @@ class Executor:
             views.checks.add(self._checks(images))
             return work(views, images, wanted), views.checks
 
-        def capture() -> CompiledCall:
-            LOG.info("compiling for inputs %s", tuple(inputs[0].shape))
-            with network.frozen():
-                tensors = (*model.module.parameters(), *model.module.buffers())
-                return CompiledCall(
-                    partial(whole, compiled=False), partial(whole, compiled=True), inputs, tensors,
-                    long=is_long(presented, views),
-                )  # fmt: skip
-
         about = (
             model.layer, model.layout, model.rectify_weights, model.classes, model.task, tuple(model.mean), tuple(model.std),
             self.autocast, self.refuse_unscaled,
         )  # fmt: skip
-        full_key = (about, reader, key, window, shape_key(inputs))
-        return graphs_of(model.module).attempt(
-            full_key, capture, inputs, fits=lambda: fits_memory(presented, views)
-        )
+        captured, traceable = partial(whole, compiled=True), partial(whole, compiled=False)
+        whole_key = (about, reader, key, window)
+        return replay(network, whole_key, traceable, captured, inputs, presented=presented, views=views)
 
 
 def _pad(rows: Tensor | None, count: int) -> Any:
@@ -262,26 +242,9 @@ def _first(found: Tensors, count: int) -> Tensors:
     return {name: value[:count] for name, value in found.items()}
 
 
-def _run(
-    work: Work, views: ViewReader, x: Float[Tensor, "b c H W"], target: Int[Tensor, " b"] | None
-) -> Tensors:
-    """One group, eagerly; its checks are evaluated together at the end."""
+def _raise_failed_before(error: Exception, checks: DeferredChecks) -> None:
+    """A failed check explains a failure further on."""
     try:
-        found = work(views, x, target)
-    except torch.OutOfMemoryError:
-        raise
-    except (ModelError, RuntimeError) as error:
-        # a failed check explains a failure further on
-        try:
-            views.checks.raise_failed()
-        except EquicamError as refused:
-            raise refused from error
-        raise
-    views.checks.raise_failed()
-    return found
-
-
-def _concatenate(parts: list[Tensors]) -> Tensors:
-    if len(parts) == 1:
-        return parts[0]
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        checks.raise_failed()
+    except EquicamError as refused:
+        raise refused from error

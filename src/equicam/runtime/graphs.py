@@ -20,12 +20,11 @@ from torch import Tensor, nn
 
 from equicam.core.views import keeper
 from equicam.readers.failures import Check, out_of_memory, raise_first
-from equicam.readers.forward import views_that_fit
+from equicam.readers.forward import Network, views_that_fit
 from equicam.runtime.compile.traced import TracedCall
 from equicam.runtime.pending import DeferredChecks, Pending, Tensors, allow_side_stream, join_side_stream
 
-MAX_KEPT_BYTES = 256 * 2**20
-"""Between calls. A call keeps what it uses until it ends, however large."""
+MAX_KEPT_BYTES = 256 * 2**20  # between calls; a call keeps what it uses until it ends, however large
 _kept: OrderedDict[Hashable, Tensor] = OrderedDict()
 _lock = threading.Lock()
 
@@ -47,7 +46,10 @@ def keep_constants(also_in: list[Tensor] | None = None) -> Iterator[None]:
     finally:
         keeper.reset(token)
         if outermost:
-            _drop_least_recent()
+            with _lock:
+                total = sum(tensor.nbytes for tensor in _kept.values())
+                while total > MAX_KEPT_BYTES and len(_kept) > 1:
+                    total -= _kept.popitem(last=False)[1].nbytes  # the least recently used
 
 
 def _lookup(make: Callable[..., Tensor], *args: object) -> Tensor:
@@ -63,55 +65,42 @@ def _lookup(make: Callable[..., Tensor], *args: object) -> Tensor:
         return _kept.setdefault(key, made)
 
 
-def _drop_least_recent() -> None:
-    with _lock:
-        total = sum(tensor.nbytes for tensor in _kept.values())
-        while total > MAX_KEPT_BYTES and len(_kept) > 1:
-            _, dropped = _kept.popitem(last=False)
-            total -= dropped.nbytes
+ALWAYS_CAPTURED_VALUES = 64 * 3 * 224**2  # in the views of a call that is captured without estimating memory
+LONG_VALUES = 256 * 3 * 224**2  # calls with more take 10 ms and longer: their kernels are launched one by one
 
 
-ALWAYS_CAPTURED_VALUES = 64 * 3 * 224**2
-"""Calls whose views hold at most this many values are captured without estimating memory."""
-LONG_VALUES = 256 * 3 * 224**2
-"""Calls whose views hold more run for ten milliseconds and longer: their kernels are launched one by one."""
-
-
-def is_long(x: Float[Tensor, "b c H W"], views: int) -> bool:
+def _is_long(x: Float[Tensor, "b c H W"], views: int) -> bool:
     """Whether a call of so many views of these images is launched, not captured."""
     return views * x[0].numel() > LONG_VALUES
 
 
-def fits_memory(x: Float[Tensor, "b c H W"], views: int) -> bool:
+def _fits_memory(x: Float[Tensor, "b c H W"], views: int) -> bool:
     """Whether memory holds so many views of the images at once, and twice where they are captured."""
     if views * x[0].numel() <= ALWAYS_CAPTURED_VALUES:
         return True
-    return views * (1 if is_long(x, views) else 2) <= views_that_fit(x, with_kept=True)
+    return views * (1 if _is_long(x, views) else 2) <= views_that_fit(x, with_kept=True)
 
 
 LOG = logging.getLogger(__name__)
+Inputs = tuple[Tensor, Tensor | None]  # images and targets
 CapturedWork = Callable[[Tensor, Tensor | None], tuple[Tensors, DeferredChecks]]
-"""(images, target) → results by name, and the checks they must pass."""
-MAX_GRAPHS_PER_MODEL = 8
-"""Each graph holds the memory its work needs."""
-WARMUP_RUNS = 3
-"""Compilers and libraries choose their kernels in the first runs."""
+"""Inputs → results by name, and the checks they must pass."""
+Wait = Callable[[], object]
+MAX_GRAPHS_PER_MODEL = 8  # each holds the memory its work needs
+WARMUP_RUNS = 3  # in which compilers and libraries choose their kernels
 MAX_PACKED_VALUES = 1 << 16
 """Tensors up to this size, such as a map of 224 × 224, are copied out together; a caller who keeps one keeps them all."""
-HOST = "host"
-"""The name of the tensor of booleans that the host reads: which checks passed, and the flags where there are any."""
+HOST = "host"  # the name of the booleans that the host reads: which checks passed, and the flags if there are any
 
 
-class PackedTensors:
+class _PackedTensors:
     """Tensors by name, the small ones in one buffer of bytes, so that few copies take them all out."""
 
     def __init__(self, found: Tensors) -> None:
         self.large = {name: value for name, value in found.items() if value.numel() > MAX_PACKED_VALUES}
         # the widest types first: every tensor then starts at a multiple of its type's width
-        small = sorted(
-            ((name, value) for name, value in found.items() if name not in self.large),
-            key=lambda one: -one[1].element_size(),
-        )
+        small = [(name, value) for name, value in found.items() if name not in self.large]
+        small.sort(key=lambda named: -named[1].element_size())
         self.layout = [(name, value.dtype, value.shape, value.nbytes) for name, value in small]
         self.bytes = torch.cat([value.reshape(-1).view(torch.uint8) for _, value in small])
 
@@ -124,11 +113,12 @@ class PackedTensors:
         return found
 
 
-def pending_call(
-    tensors: Tensors, checks: list[Check], host: Tensor, wait: Callable[[], object]
-) -> Pending[Tensors]:
+def pending_call(tensors: Tensors, checks: list[Check], host: Tensor, wait: Wait) -> Pending[Tensors]:
     """The results of a call, still on their way; when `wait` returns, `host` says which checks passed, and the flags."""
-    check = partial(_wait_and_check, wait, host, checks)
+
+    def check() -> None:  # it keeps no tensor of the results alive
+        wait()
+        raise_first(host[: len(checks)].tolist(), checks)
 
     def finish() -> Tensors:
         check()
@@ -137,11 +127,6 @@ def pending_call(
         return tensors | {"flags": host[len(checks) :].view(tensors["flags"].shape)}
 
     return Pending(tensors, finish, check)
-
-
-def _wait_and_check(wait: Callable[[], object], host: Tensor, checks: list[Check]) -> None:
-    wait()
-    raise_first(host[: len(checks)].tolist(), checks)
 
 
 class CompiledCall:
@@ -155,12 +140,13 @@ class CompiledCall:
         self,
         traceable: CapturedWork,
         work: CapturedWork,
-        inputs: tuple[Tensor, Tensor | None],
-        network_tensors: Iterable[Tensor] = (),
+        inputs: Inputs,
+        network_tensors: Iterable[Tensor],
         *,
-        long: bool = False,
+        long: bool,
     ) -> None:
         self.inputs = tuple(None if t is None else t.clone() for t in inputs)
+        self.given = [t for t in self.inputs if t is not None]
         self.device = inputs[0].device
         # the graph reads these where they are, whoever else may drop them
         self.alive: list[Tensor] = [t.detach() for t in network_tensors]
@@ -168,9 +154,9 @@ class CompiledCall:
         self.traced: TracedCall | None = None
         with keep_constants(also_in=self.alive), torch.cuda.device(self.device):
             try:
-                traced = TracedCall(lambda *given: self._results(traceable, *given), self._given())
-                traced.compile(self._given())
-                traced(*self._given())  # what the compiler makes of a rare operation may fail when it runs
+                traced = TracedCall(lambda *given: self._results(traceable, *given), self.given)
+                traced.compile(self.given)
+                traced(*self.given)  # what the compiler makes of a rare operation may fail when it runs
                 self.traced = traced
             except Exception as error:
                 if out_of_memory(error):
@@ -178,27 +164,18 @@ class CompiledCall:
                 LOG.warning("the call is not compiled as a whole, only the network: %s", error)
             self.graph: torch.cuda.CUDAGraph | None = None
             if self.traced is None or not long:
-                self._capture(
-                    lambda: (
-                        self._results(work, *self._given())
-                        if self.traced is None
-                        else self.traced(*self._given())
-                    )
-                )
+                self._capture(partial(self._results, work) if self.traced is None else self.traced)
 
-    def _given(self) -> list[Tensor]:
-        return [t for t in self.inputs if t is not None]
-
-    def _capture(self, run: Callable[[], Tensors]) -> None:
+    def _capture(self, run: Callable[..., Tensors]) -> None:
         warmup = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         warmup.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(warmup), allow_side_stream():
             for _ in range(WARMUP_RUNS):
-                run()
+                run(*self.given)
         torch.cuda.current_stream().wait_stream(warmup)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph), allow_side_stream():
-            self.packed = PackedTensors(run())
+            self.packed = _PackedTensors(run(*self.given))
 
     def _results(self, work: CapturedWork, x: Tensor, target: Tensor | None = None) -> Tensors:
         found, checks = work(x, target)
@@ -214,18 +191,16 @@ class CompiledCall:
             for mine, new in zip(self.inputs, inputs, strict=True):
                 if mine is not None and new is not None:
                     mine.copy_(new)
-            found = self._run()
+            if self.graph is None:
+                assert self.traced is not None  # noqa: S101  # nothing else is left uncaptured
+                found = dict(self.traced(*self.given))
+            else:
+                self.graph.replay()
+                found = self.packed.copy()
             host = found.pop(HOST).to("cpu", non_blocking=True)
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record()
             return pending_call(found, self.checks, host, arrived.synchronize)
-
-    def _run(self) -> Tensors:
-        if self.graph is not None:
-            self.graph.replay()
-            return self.packed.copy()
-        assert self.traced is not None  # noqa: S101  # nothing else is left uncaptured
-        return dict(self.traced(*self._given()))
 
     def refresh(self) -> None:
         """Take over weights that have changed where they are."""
@@ -244,9 +219,7 @@ class GraphCache:
         self.identity: list[int] = []
         self.versions: list[int] = []
 
-    def run(
-        self, key: Hashable, capture: Callable[[], CompiledCall], inputs: tuple[Tensor, Tensor | None]
-    ) -> Pending[Tensors]:
+    def run(self, key: Hashable, capture: Callable[[], CompiledCall], inputs: Inputs) -> Pending[Tensors]:
         """The results of the graph of that key; captured now if there is none or the network has changed.
 
         Replay first, then check whether parameters or hooks moved or changed; if so, discard the result. The graph
@@ -275,26 +248,51 @@ class GraphCache:
             self.graphs.popitem(last=False)
         return found
 
-    def attempt(
-        self,
-        key: Hashable,
-        capture: Callable[[], CompiledCall],
-        inputs: tuple[Tensor, Tensor | None],
-        *,
-        fits: Callable[[], bool],
-    ) -> Pending[Tensors] | None:
-        """As `run`; None where memory does not suffice for it, now or before."""
-        if key in self.too_large or not (key in self.graphs or fits()):
-            return None
-        try:
-            return self.run(key, capture, inputs)
-        except RuntimeError as error:
-            if not out_of_memory(error):
-                raise
-            if key not in self.graphs:  # there was no memory to make it; else this call alone has too little
-                self.graphs.clear()
-                self.too_large.add(key)
-            return None
+
+_caches: WeakKeyDictionary[nn.Module, GraphCache] = WeakKeyDictionary()
+
+
+def _graphs_of(module: nn.Module) -> GraphCache:
+    if module not in _caches:
+        _caches[module] = GraphCache(module)
+    return _caches[module]
+
+
+def replay(
+    network: Network,
+    key: tuple[Hashable, ...],
+    traceable: CapturedWork,
+    work: CapturedWork,
+    inputs: Inputs,
+    *,
+    presented: Float[Tensor, "b c H W"],
+    views: int,
+) -> Pending[Tensors] | None:
+    """The results of captured work on a network, still on their way; None where memory does not suffice, now or before.
+
+    Calls with equal keys and inputs of equal shapes do the same; `presented` are the images as the network sees them.
+    """
+    module = network.model.module
+    graphs = _graphs_of(module)
+    key = (*key, tuple(None if t is None else (tuple(t.shape), t.dtype, t.device) for t in inputs))
+
+    def capture() -> CompiledCall:
+        LOG.info("compiling for inputs %s", tuple(inputs[0].shape))
+        with network.frozen():
+            tensors = (*module.parameters(), *module.buffers())
+            return CompiledCall(traceable, work, inputs, tensors, long=_is_long(presented, views))
+
+    if key in graphs.too_large or not (key in graphs.graphs or _fits_memory(presented, views)):
+        return None
+    try:
+        return graphs.run(key, capture, inputs)
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        if key not in graphs.graphs:  # there was no memory to make it; else this call alone has too little
+            graphs.graphs.clear()
+            graphs.too_large.add(key)
+        return None
 
 
 def _identity(parts: list[ref[nn.Module]]) -> tuple[list[int], list[int]]:
@@ -320,21 +318,5 @@ def _identity(parts: list[ref[nn.Module]]) -> tuple[list[int], list[int]]:
         return found, [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
-_HOOKS = attrgetter("_forward_pre_hooks", "_forward_hooks")
-_TENSORS = attrgetter("_parameters", "_buffers")
+_HOOKS, _TENSORS = attrgetter("_forward_pre_hooks", "_forward_hooks"), attrgetter("_parameters", "_buffers")
 _VERSION = attrgetter("_version")
-
-
-_caches: WeakKeyDictionary[nn.Module, GraphCache] = WeakKeyDictionary()
-
-
-def graphs_of(module: nn.Module) -> GraphCache:
-    """A network's graphs."""
-    if module not in _caches:
-        _caches[module] = GraphCache(module)
-    return _caches[module]
-
-
-def shape_key(tensors: tuple[Tensor | None, ...]) -> Hashable:
-    """Equal for inputs that one graph can take."""
-    return tuple(None if t is None else (tuple(t.shape), t.dtype, t.device) for t in tensors)

@@ -21,6 +21,7 @@ from equicam.readers.failures import Check, raise_first
 Name = TypeVar("Name", bound=Hashable)
 Result = TypeVar("Result")
 Tensors = dict[str, Tensor]
+Started = tuple[Name, Callable[[], Result]]
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,12 @@ class Pending(Generic[Result]):
     check: Callable[[], None]  # the waiting and the checks alone; it keeps no tensor alive
 
 
-def finish_in_order(
-    started: Iterable[tuple[Name, Callable[[], Result]]], ahead: int
-) -> Iterator[tuple[Name, Result]]:
+def finish_in_order(started: Iterable[Started[Name, Result]], ahead: int) -> Iterator[tuple[Name, Result]]:
     """Names and results of work that is started as this iterates; `ahead` pieces are started before one is finished.
 
     What was started is finished also if the next piece fails or is interrupted; the error comes after it.
     """
-    waiting: deque[tuple[Name, Callable[[], Result]]] = deque()
+    waiting: deque[Started[Name, Result]] = deque()
     failed: BaseException | None = None
     pieces = iter(started)
     while True:
@@ -58,7 +57,7 @@ def finish_in_order(
         raise failed
 
 
-def _finish_first(waiting: deque[tuple[Name, Callable[[], Result]]]) -> tuple[Name, Result]:
+def _finish_first(waiting: deque[Started[Name, Result]]) -> tuple[Name, Result]:
     name, finish = waiting.popleft()
     return name, finish()
 
@@ -129,50 +128,50 @@ class DeferredChecks:
 
 def to_device(arrays: Sequence[NDArray[Any]], device: torch.device) -> Tensor:
     """Arrays of one shape as a batch on a device; they may be overwritten when this returns."""
-    if device.type != "cuda":
-        return torch.from_numpy(np.stack(arrays)).to(device)
-    staging, computing = _staging(device), torch.cuda.current_stream(device)
-    with staging.lock, torch.cuda.stream(staging.stream):  # it does not wait for what is being computed
-        batch = staging.put(arrays).to(device, non_blocking=True)
-        staging.sent.record(staging.stream)
-    computing.wait_stream(staging.stream)
-    batch.record_stream(computing)
-    return batch
+    if device.type == "cuda":
+        return _staging(device).send(arrays)
+    return torch.from_numpy(np.stack(arrays)).to(device)
 
 
 class _Staging:
     """Page-locked memory that a device copies from by itself, and the stream in which it does."""
 
     def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self.memory = torch.empty(0, dtype=torch.uint8, device="cpu")
         self.lock = threading.Lock()
 
-    def put(self, arrays: Sequence[NDArray[Any]]) -> Tensor:
-        """The arrays as a batch in this memory, when the batch before has left it.
+    def send(self, arrays: Sequence[NDArray[Any]]) -> Tensor:
+        """The arrays as a batch on the device, by way of this memory, when the batch before has left it.
 
         NumPy copies them in this thread: torch would wait for threads of its own, and decoders keep the cores busy.
         """
-        self.sent.synchronize()
         shape, dtype = (len(arrays), *arrays[0].shape), arrays[0].dtype
-        size = math.prod(shape) * dtype.itemsize
-        if self.memory.numel() < size:
-            self.memory = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
-        batch = self.memory[:size].numpy().view(dtype).reshape(shape)
-        return torch.from_numpy(np.stack(arrays, out=batch))
+        size, computing = math.prod(shape) * dtype.itemsize, torch.cuda.current_stream(self.device)
+        with self.lock, torch.cuda.stream(self.stream):  # it does not wait for what is being computed
+            self.sent.synchronize()
+            if self.memory.numel() < size:
+                self.memory = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+            staged = np.stack(arrays, out=self.memory[:size].numpy().view(dtype).reshape(shape))
+            batch = torch.from_numpy(staged).to(self.device, non_blocking=True)
+            self.sent.record(self.stream)
+        computing.wait_stream(self.stream)
+        batch.record_stream(computing)
+        return batch
 
 
 _staging = cache(_Staging)
 
 
 def numbers_of_levels(
-    levels: UInt8[Tensor, "b c H W"], numbers: NDArray[np.float32]
+    levels: UInt8[Tensor, "b c H W"], table: NDArray[np.float32]
 ) -> Float[Tensor, "b c H W"]:
     """The number of every level, by a table [c, 256]."""
-    table = _table(numbers.tobytes(), levels.device)
-    first = torch.arange(0, table.numel(), 256, dtype=torch.int32, device=levels.device).view(-1, 1, 1)
-    return table.index_select(0, (levels + first).flatten()).view(levels.shape)
+    numbers = _table(table.tobytes(), levels.device)
+    first = torch.arange(0, numbers.numel(), 256, dtype=torch.int32, device=levels.device).view(-1, 1, 1)
+    return numbers.index_select(0, (levels + first).flatten()).view(levels.shape)
 
 
 @lru_cache(maxsize=16)
@@ -184,11 +183,11 @@ def _table(numbers: bytes, device: torch.device) -> Tensor:
 def send_to_host(tensors: Mapping[str, Tensor]) -> Callable[[], dict[str, Tensor]]:
     """Start copying tensors to the CPU; the function returned waits until they are there."""
     on_their_way = {name: value.to("cpu", non_blocking=True) for name, value in tensors.items()}
-    devices = [value.device for value in tensors.values() if value.is_cuda]
-    if not devices:
+    device = next((value.device for value in tensors.values() if value.is_cuda), None)
+    if device is None:
         return lambda: on_their_way
     arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    arrived.record(torch.cuda.current_stream(devices[0]))
+    arrived.record(torch.cuda.current_stream(device))
 
     def wait() -> dict[str, Tensor]:
         arrived.synchronize()
@@ -208,9 +207,7 @@ def send_packed_to_host(tensors: Mapping[str, Tensor]) -> Callable[[], dict[str,
 
     def wait() -> dict[str, Tensor]:
         parts = torch.split(arrive()["all"], [value.numel() for value in packed.values()])
-        arrived = {
-            name: part.view(value.shape) for (name, value), part in zip(packed.items(), parts, strict=True)
-        }
-        return others | arrived
+        pairs = zip(packed.items(), parts, strict=True)
+        return others | {name: part.view(value.shape) for (name, value), part in pairs}
 
     return wait

@@ -1,7 +1,7 @@
 """Views of images through a network: the target class is chosen on the presented view and held fixed for the others."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -60,14 +60,21 @@ class ViewReader:
                     predictions.append(replace(forward, captured=(), gradient=no_gradient))
                 if target is None:
                     raise EquicamError("an explainer without a model", "a target class", None, "target=0")
-                targets = Targets(
-                    target.repeat(len(piece)), None if presented is None else presented.repeat(len(piece), 1)
-                )
-                readings.append(self._read_piece(batch, forward, targets))
+                logits = None if presented is None else presented.repeat(len(piece), 1)
+                targets = Targets(target.repeat(len(piece)), logits)
+                if forward is None or self.network is None:
+                    dtype, device = self.autocast, batch.device.type
+                    autocast = torch.autocast(device, dtype=dtype) if dtype else nullcontext()
+                    with autocast, torch.set_grad_enabled(self.with_gradient):
+                        readings.append(self.reader.read(None, batch, None, targets))
+                else:
+                    batch = batch.to(self.network.model.dtype)
+                    readings.append(self.reader.read(self.network, batch, forward, targets))
+                self.checks.add(readings[-1].checks)
                 del forward  # before the next pass, so that only one pass's features are alive
         assert target is not None  # noqa: S101  # set by the first piece
         size = (views_of_x.shape[-2], views_of_x.shape[-1])
-        return self._join(predictions, readings, views, target, presented, size)
+        return self._join(predictions, readings, views, target, size)
 
     def _forward(self, batch: Float[Tensor, "n c H W"]) -> Forward | None:
         if self.reader.forward is None or self.network is None:
@@ -81,40 +88,21 @@ class ViewReader:
         self.checks.add(forward.checks)
         return forward
 
-    def _choose_target(
-        self, presented: Float[Tensor, "b y"], target: Int[Tensor, " b"] | None
-    ) -> Int[Tensor, " b"]:
-        """The presented view's top-1 class, or the caller's class, checked to exist."""
-        wanted, classes = target, presented.shape[1]
+    def _choose_target(self, presented: Tensor, wanted: Int[Tensor, " b"] | None) -> Int[Tensor, " b"]:
+        """The presented view's top-1 class, or the caller's class, checked to exist; by the logits [b, y]."""
+        classes = presented.shape[1]
         if wanted is None:
             if classes > 1 and self.network is not None and not self.network.model.has_probabilities:
-                raise EquicamError(
-                    "target", f"one of {classes} outputs: values have no top-1", None, "target=0"
-                )
+                needs = f"one of {classes} outputs: values have no top-1"
+                raise EquicamError("target", needs, None, "target=0")
             return presented.argmax(1)
-
-        def passes() -> Tensor:
-            return ((wanted >= 0) & (wanted < classes)).all()
-
-        def error() -> EquicamError:
-            return EquicamError("target", f"classes from 0 to {classes - 1}", wanted.tolist(), "target=None")
-
-        self.checks.add([Check(passes, error)])
+        needs = f"classes from 0 to {classes - 1}"
+        exists = Check(
+            lambda: ((wanted >= 0) & (wanted < classes)).all(),
+            lambda: EquicamError("target", needs, wanted.tolist(), "target=None"),
+        )
+        self.checks.add([exists])
         return wanted.clamp(0, classes - 1)  # until the check is evaluated, no index may be out of range
-
-    def _read_piece(
-        self, batch: Float[Tensor, "n c H W"], forward: Forward | None, targets: Targets
-    ) -> Reading:
-        if forward is None or self.network is None:
-            with (
-                autocast_context(batch.device.type, self.autocast),
-                torch.set_grad_enabled(self.with_gradient),
-            ):
-                reading = self.reader.read(None, batch, None, targets)
-        else:
-            reading = self.reader.read(self.network, batch.to(self.network.model.dtype), forward, targets)
-        self.checks.add(reading.checks)
-        return reading
 
     def _join(
         self,
@@ -122,55 +110,35 @@ class ViewReader:
         readings: list[Reading],
         views: Views,
         target: Int[Tensor, " b"],
-        presented: Float[Tensor, "b y"] | None,
         size: tuple[int, int],
     ) -> ViewReadings:
         """Passes of the same images as one, [views, images, …]."""
         t, b = len(views), len(target)
         columns = zip(*(r.values for r in readings), strict=True)
         values = tuple(_cat(list(column)).view(t, b, *column[0].shape[1:]) for column in columns)
-        everywhere = target.expand(t, -1)
-        if not predictions:  # without a model: unknown confidence, and the target everywhere
-            unknown = torch.full((t, b), torch.nan, dtype=values[0].dtype, device=values[0].device)
-            return ViewReadings(
-                views, readings[0].stage, values, unknown, everywhere, target, None, None, size
-            )
-        logits = _cat([p.logits for p in predictions])
-        known = [p.probabilities for p in predictions if p.probabilities is not None]
-        probabilities = _cat(known) if known else None
-        confidence, top1 = self._predictions(probabilities, logits, everywhere, presented)
+        everywhere, logits, probabilities = target.expand(t, -1), None, None
+        if predictions:
+            logits = _cat([p.logits for p in predictions])
+            known = [p.probabilities for p in predictions if p.probabilities is not None]
+            probabilities = _cat(known) if known else None
+        if probabilities is None:  # no model, or values: confidence is unknown, and the top-1 the target
+            like = values[0] if logits is None else logits
+            top1, confidence = everywhere, torch.full((t, b), torch.nan, dtype=like.dtype, device=like.device)
+        else:
+            confidence = probabilities.gather(1, everywhere.reshape(-1, 1)).view(t, b)
+            if self.network is not None and self.network.model.is_multilabel:
+                # Labels do not exclude each other: the top-1 is the target where that is predicted, and elsewhere the
+                # presented view's most probable other label, so that a flip is a change of that.
+                other = predictions[0].logits[:b].scatter(1, everywhere[:1].T, -torch.inf).argmax(1)
+                top1 = torch.where(confidence >= LABEL_PREDICTED_FROM, everywhere, other)
+            else:
+                top1 = probabilities.argmax(1).view(t, b)
         return ViewReadings(
-            views=views,
-            stage=readings[0].stage,
-            values=values,
-            confidence=confidence,
-            top1=top1,
-            target=target,
-            logits=logits[:b],
+            views=views, stage=readings[0].stage, values=values, confidence=confidence, top1=top1, target=target,
+            logits=None if logits is None else logits[:b],
             probabilities=None if probabilities is None else probabilities[:b],
-            size=size,
-            rectify_weights=predictions[0].rectify_weights,
-        )
-
-    def _predictions(
-        self,
-        probabilities: Float[Tensor, "n y"] | None,
-        logits: Float[Tensor, "n y"],
-        target: Int[Tensor, "t b"],
-        presented: Float[Tensor, "b y"] | None,
-    ) -> tuple[Float[Tensor, "t b"], Int[Tensor, "t b"]]:
-        """The target's probability and the top-1 of every view.
-
-        A value has no probability, and is its own top-1. Labels do not exclude each other, so that the top-1 is the target
-        where that is predicted, and elsewhere the presented view's most probable other label: a flip is a change of that.
-        """
-        if probabilities is None:
-            return torch.full(target.shape, torch.nan, dtype=logits.dtype, device=logits.device), target
-        confidence = probabilities.gather(1, target.reshape(-1, 1)).view(target.shape)
-        if self.network is None or not self.network.model.is_multilabel or presented is None:
-            return confidence, probabilities.argmax(1).view(target.shape)
-        other = presented.scatter(1, target[:1].T, -torch.inf).argmax(1)
-        return confidence, torch.where(confidence >= LABEL_PREDICTED_FROM, target, other)
+            size=size, rectify_weights=bool(predictions) and predictions[0].rectify_weights,
+        )  # fmt: skip
 
 
 def as_targets(
@@ -194,20 +162,13 @@ def as_targets(
     except (TypeError, ValueError, RuntimeError):
         wanted = torch.empty(0)
     if wanted.is_floating_point() or wanted.dtype == torch.bool or wanted.numel() == 0 or wanted.ndim > 1:
-        raise EquicamError(
-            "target", "a class by number or name, or one for each image", repr(target), "target=3"
-        )
+        needs = "a class by number or name, or one for each image"
+        raise EquicamError("target", needs, repr(target), "target=3")
     if wanted.ndim == 1 and len(wanted) != len(x):
-        raise EquicamError(
-            "target", f"one class for each of {len(x)} images", f"{len(wanted)}", "one int for them all"
-        )
+        needs = f"one class for each of {len(x)} images"
+        raise EquicamError("target", needs, f"{len(wanted)}", "one int for them all")
     return wanted.long().expand(len(x))
 
 
 def _cat(tensors: list[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-
-
-def autocast_context(device: str, dtype: torch.dtype | None) -> AbstractContextManager[None]:
-    """Autocast to this type; None: no autocast."""
-    return torch.autocast(device, dtype=dtype) if dtype else nullcontext()

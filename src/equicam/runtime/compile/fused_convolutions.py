@@ -7,7 +7,7 @@ In evaluation a batch norm multiplies and shifts every channel by constants, so 
 cuDNN adds that bias and a residual, and rectifies, before it writes the result: activations are not read and written again.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import getitem
@@ -18,11 +18,10 @@ from torch import Tensor, fx
 
 from equicam.readers.logits import at_least_float32
 
-Node = Any
-"""An `fx.Node`; its arguments have no types."""
+Node = Any  # an `fx.Node`; its arguments have no types
 
 
-def changes_tensors(node: Node) -> bool:
+def _changes_tensors(node: Node) -> bool:
     """Whether an operation writes into its inputs, or is of a kind that does not say so."""
     if node.op != "call_function" or node.target is getitem:
         return False
@@ -35,14 +34,11 @@ def is_written(graph: fx.GraphModule, node: Node) -> bool:
 
     A weight may be read by several nodes: writing through one of them counts for all.
     """
+    same = [node]
     if node.op == "get_attr":
-        same = [one for one in graph.graph.nodes if one.op == "get_attr" and one.target == node.target]
-        return any(map(_is_written, same))
-    return _is_written(node)
-
-
-def _is_written(node: Node) -> bool:
-    return any(changes_tensors(user) or (_is_view(user) and _is_written(user)) for user in node.users)
+        same = [one for one in graph.graph.nodes if (one.op, one.target) == ("get_attr", node.target)]
+    users = [user for one in same for user in one.users]
+    return any(_changes_tensors(user) or (_is_view(user) and is_written(graph, user)) for user in users)
 
 
 def _is_view(node: Node) -> bool:
@@ -53,12 +49,11 @@ def _is_view(node: Node) -> bool:
 
 
 aten = torch.ops.aten
-Weight = Callable[[], Tensor]
-"""Computes a tensor from a network's weights as they are now."""
+Weight = Callable[[], Tensor]  # computes a tensor from a network's weights as they are now
 RELUS = (aten.relu.default, aten.relu_.default)
 ADDITIONS = (aten.add.Tensor, aten.add_.Tensor)
-NORMS = {aten.native_batch_norm.default: 5, aten.cudnn_batch_norm.default: 5}
-"""Batch norms by the position of the argument that says whether they are training; ε is two further on."""
+NORMS = (aten.native_batch_norm.default, aten.cudnn_batch_norm.default)
+IS_TRAINING, EPSILON = 5, 7  # positions of a norm's arguments
 RESHAPES = (
     aten._to_copy.default, aten.detach.default, aten.clone.default, aten.view.default, aten._unsafe_view.default,
     aten.permute.default, aten.transpose.int, aten.t.default, aten.constant_pad_nd.default,
@@ -67,12 +62,11 @@ RESHAPES = (
 LAST = torch.channels_last
 Added = Literal["nothing", "channel", "image"]
 """What is added to a convolution: nothing, a value per channel, or a tensor of its result's shape."""
-SAME_WITHIN = 0.02
-"""The relative error of a kernel next to separate operations; in bf16 it is .002."""
+SAME_WITHIN = 0.02  # the relative error of a kernel next to separate operations; in bf16 it is .002
 
 
 @dataclass(frozen=True)
-class Convolution:
+class _Convolution:
     """A convolution with the batch norm after it, if there is one."""
 
     nodes: tuple[Node, ...]  # the last first
@@ -86,6 +80,10 @@ class Convolution:
         """The node that holds what it computes."""
         return self.nodes[0]
 
+    def rounded_off(self, dtype: torch.dtype) -> Weight:
+        """What its bias loses when it is rounded, for all pixels."""
+        return lambda: (self.bias() - self.bias().to(dtype))[None, :, None, None]
+
     @property
     def needs_exact_bias(self) -> bool:
         """Whether its bias, rounded once, would err more than the network does.
@@ -97,13 +95,18 @@ class Convolution:
 
 
 @dataclass(frozen=True)
-class Fusable:
+class _Fusable:
     """A convolution and what is added to it before a ReLU."""
 
-    convolution: Convolution
-    residual: Node | None = None
-    shortcut: Convolution | None = None  # the residual, if it is a convolution that nobody else reads
-    addition: Node | None = None
+    convolution: _Convolution
+    residual: Node = None
+    shortcut: _Convolution | None = None  # the residual, if it is a convolution that nobody else reads
+    addition: Node = None
+
+    def bias(self) -> Tensor:
+        """That of the convolution, which a shortcut's joins."""
+        own = self.convolution.bias()
+        return own if self.shortcut is None else own + self.shortcut.bias()
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -133,17 +136,16 @@ def fuse_convolutions(graph: fx.GraphModule) -> list[tuple[Weight, Tensor]]:
                 continue
             convolution, dtype = found.convolution, relu.meta["val"].dtype
             with graph.graph.inserting_before(found.addition or convolution.nodes[-1]):
-                bias, added = convolution.bias, found.residual
-                if found.shortcut is not None:  # its bias joins ours
-                    bias = _sum(bias, found.shortcut.bias)
+                added = found.residual
+                if found.shortcut is not None:
                     weight = constant(found.shortcut.weight, dtype)
                     added = graph.graph.call_function(
                         aten.convolution.default,
                         (found.shortcut.x, weight, None, *found.shortcut.settings, False, [0, 0], 1),
                     )
                 elif convolution.needs_exact_bias:
-                    added = constant(_rounded_off(bias, dtype), dtype)
-                weight, shift = constant(convolution.weight, dtype), constant(bias, dtype)
+                    added = constant(convolution.rounded_off(dtype), dtype)
+                weight, shift = constant(convolution.weight, dtype), constant(found.bias, dtype)
                 fused = graph.graph.call_function(
                     torch.ops.equicam.convolution_relu.default,
                     (convolution.x, weight, shift, added, *convolution.settings),
@@ -156,7 +158,7 @@ def fuse_convolutions(graph: fx.GraphModule) -> list[tuple[Weight, Tensor]]:
     return derived
 
 
-def _match(graph: fx.GraphModule, relu: Node) -> Fusable | None:
+def _match(graph: fx.GraphModule, relu: Node) -> _Fusable | None:
     """What a ReLU rectifies, if one kernel computes it."""
     before, result = relu.args[0], relu.meta.get("val")
     # a `view` further on may need the result channels-last, or must not find it so
@@ -164,7 +166,7 @@ def _match(graph: fx.GraphModule, relu: Node) -> Fusable | None:
         return None
     if (alone := _find_convolution(graph, before)) is not None:
         added: Added = "channel" if alone.needs_exact_bias else "nothing"
-        return Fusable(alone) if _has_kernel_for(alone, added) else None
+        return _Fusable(alone) if _has_kernel_for(alone, added) else None
     if before.target not in ADDITIONS or before.kwargs:
         return None
     sides = [before.args, before.args[::-1]]
@@ -180,24 +182,24 @@ def _match(graph: fx.GraphModule, relu: Node) -> Fusable | None:
         shortcut = _find_convolution(graph, residual) if len(residual.users) == 1 else None
         if shortcut is not None and shortcut.needs_exact_bias:
             shortcut = None
-        found = Fusable(convolution, residual, shortcut, before)
+        found = _Fusable(convolution, residual, shortcut, before)
         # moved to the addition, it must not read what was changed in place since
-        if any(
-            changes_tensors(node) for node in _between(min(found.nodes), before) if node not in found.nodes
-        ):
+        first = min(found.nodes)
+        since = [one for one in graph.graph.nodes if first <= one < before and one not in found.nodes]
+        if any(map(_changes_tensors, since)):
             continue
         if _has_kernel_for(convolution, "image"):
             return found
     return None
 
 
-def _find_convolution(graph: fx.GraphModule, node: Node) -> Convolution | None:
+def _find_convolution(graph: fx.GraphModule, node: Node) -> _Convolution | None:
     """The convolution that a node is the result of, with constant weights that its type can hold and one reader of every step."""
     nodes, norm = [node], None
     if node.target is getitem and node.args[1] == 0 and node.args[0].target in NORMS:
         norm = node.args[0]
         nodes += [norm, norm.args[0]]
-        if norm.args[NORMS[norm.target]] or any(len(one.users) > 1 for one in nodes[1:]):
+        if norm.args[IS_TRAINING] or any(len(one.users) > 1 for one in nodes[1:]):
             return None
     conv = nodes[-1]
     if conv.target is not aten.convolution.default:
@@ -215,12 +217,12 @@ def _find_convolution(graph: fx.GraphModule, node: Node) -> Convolution | None:
     )
     if bias is None or gamma is None or beta is None or mean is None or variance is None:
         return None
-    epsilon = 0.0 if norm is None else norm.args[NORMS[norm.target] + 2]
+    epsilon = 0.0 if norm is None else norm.args[EPSILON]
 
     def scale() -> Tensor:
         return gamma() * torch.rsqrt(variance() + epsilon)
 
-    found = Convolution(
+    found = _Convolution(
         tuple(nodes),
         x,
         weight=lambda: weight() * scale()[:, None, None, None],
@@ -229,15 +231,6 @@ def _find_convolution(graph: fx.GraphModule, node: Node) -> Convolution | None:
     )
     dtype = found.result.meta["val"].dtype  # float16 may be too narrow for what a batch norm is folded into
     return found if all(one.to(dtype).isfinite().all() for one in (found.weight(), found.bias())) else None
-
-
-def _rounded_off(value: Weight, dtype: torch.dtype) -> Weight:
-    """What a value loses when it is rounded, for all pixels."""
-    return lambda: (value() - value().to(dtype))[None, :, None, None]
-
-
-def _sum(one: Weight, other: Weight) -> Weight:
-    return lambda: one() + other()
 
 
 def _full(weight: Weight, value: float) -> Weight:
@@ -263,17 +256,10 @@ def _constant(graph: fx.GraphModule, node: Node) -> Weight | None:
         return source
     target, args, kwargs = node.target, node.args[1:], node.kwargs
 
-    def compute() -> Tensor:
-        found: Tensor = target(source(), *args, **kwargs)
-        return found
+    def compute() -> Any:
+        return target(source(), *args, **kwargs)
 
     return compute
-
-
-def _between(first: Node, last: Node) -> Iterator[Node]:
-    while first is not last:
-        yield first
-        first = first.next
 
 
 def _alike(one: Node, other: Node) -> bool:
@@ -281,15 +267,13 @@ def _alike(one: Node, other: Node) -> bool:
     return a is not None and b is not None and (a.shape, a.dtype) == (b.shape, b.dtype)
 
 
-def _has_kernel_for(convolution: Convolution, added: Added) -> bool:
+def _has_kernel_for(convolution: _Convolution, added: Added) -> bool:
     """Whether cuDNN has a kernel for a convolution with something added to it."""
     x, result = convolution.x.meta.get("val"), convolution.result.meta.get("val")
     if x is None or result is None or x.dtype != result.dtype or not _uses_cudnn(x):
         return False
-    settings = tuple(tuple(each) for each in convolution.settings)
-    return _has_kernel(
-        x.device, x.dtype, tuple(x.shape[1:]), tuple(convolution.weight().shape), settings, added
-    )
+    settings, weight = tuple(tuple(each) for each in convolution.settings), tuple(convolution.weight().shape)
+    return _has_kernel(x.device, x.dtype, tuple(x.shape[1:]), weight, settings, added)
 
 
 def _uses_cudnn(x: Tensor) -> bool:
@@ -351,12 +335,7 @@ def _convolution_relu(
 def _(
     x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, stride: list[int], padding: list[int], dilation: list[int],  # noqa: ARG001
 ) -> Tensor:  # fmt: skip
-    height, width = (
-        (whole + 2 * around - apart * (kernel - 1) - 1) // step + 1
-        for whole, kernel, step, around, apart in zip(
-            x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
-        )
-    )
-    return torch.empty(
-        (len(x), len(weight), height, width), dtype=x.dtype, device=x.device, memory_format=LAST
-    )
+    sides = zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    size = ((whole + 2 * p - apart * (kernel - 1) - 1) // step + 1 for whole, kernel, step, p, apart in sides)
+    shape = (len(x), len(weight), *size)
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=LAST)

@@ -1,9 +1,8 @@
 """A whole call as one graph of tensor operations, compiled by TorchInductor.
 
 The call runs once under a tracer: views, network, gradients, alignment and uncertainty become one graph, in which the
-compiler fuses across all of them. Python runs only then, as for a CUDA graph; a call that reads values on the way is
-refused by the tracer. Weights enter the graph as inputs; what is computed from weights alone (casts to the type of an
-autocast, convolutions with their batch norm) is computed once, not in every call, and again by `refresh` when the weights have changed.
+compiler fuses across all of them. A call that reads values on the way is refused. Weights enter the graph as inputs; what
+is computed from weights alone (casts, convolutions with their batch norm) is computed once, and by `refresh` when they change.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,10 +17,8 @@ from equicam.runtime.compile.fused_convolutions import Weight, fuse_convolutions
 from equicam.runtime.pending import Tensors
 
 aten = torch.ops.aten
-FEW_CHANNELS = 4
-"""Images have as many at most; the layers of a network have more."""
-CHANNEL_MULTIPLE = 8
-"""Tensor cores read channels by as many; a library's kernel for fewer first fills them up, in a pass of its own."""
+FEW_CHANNELS = 4  # images have as many at most; the layers of a network have more
+CHANNEL_MULTIPLE = 8  # tensor cores read as many; a kernel for fewer fills them up in a pass of its own
 
 
 class TracedCall:
@@ -41,15 +38,13 @@ class TracedCall:
         graph.recompile()
         self.run: Callable[..., Tensors] = graph
 
-    def compile(self, inputs: Sequence[Tensor]) -> "TracedCall":
+    def compile(self, inputs: Sequence[Tensor]) -> None:
         """Compile the graph for inputs of these shapes."""
         from torch._inductor.compile_fx import compile_fx
 
         graph: Any = self.run
         with torch.no_grad():
-            compiled: Any = compile_fx(graph, [*inputs, *self.weights])
-        self.run = compiled
-        return self
+            self.run = compile_fx(graph, [*inputs, *self.weights])  # type: ignore[assignment]
 
     def __call__(self, *inputs: Tensor) -> Tensors:
         """The results for inputs of the same shapes."""
@@ -96,10 +91,8 @@ def _take_out_constants(graph: fx.GraphModule) -> list[Tensor]:
             continue
         if node.target not in found:
             with graph.graph.inserting_before(first):
-                found[node.target] = (
-                    getattr(graph, node.target),
-                    graph.graph.placeholder(f"constant{len(found)}"),
-                )
+                placeholder = graph.graph.placeholder(f"constant{len(found)}")
+            found[node.target] = getattr(graph, node.target), placeholder
         node.replace_all_uses_with(found[node.target][1])
         if node is first:
             first = node.next
@@ -122,10 +115,9 @@ def _(x: Tensor, grid: Tensor, mode: int, padding: int, align_corners: bool) -> 
     return x.new_empty((len(grid), x.shape[1], grid.shape[1], grid.shape[2]))
 
 
-def _sample_uncompiled(x: Tensor, grid: Tensor, mode: int, padding: int, align_corners: bool) -> Tensor:
+def _sample_uncompiled(x: Tensor, grid: Tensor, mode: int, padding: int, align_corners: bool) -> Any:
     # one set of planes for all grids is not copied for each
-    found: Tensor = _sample(x[:1] if x.stride(0) == 0 else x, grid, mode, padding, align_corners)
-    return found
+    return _sample(x[:1] if x.stride(0) == 0 else x, grid, mode, padding, align_corners)
 
 
 def _convolution(
