@@ -11,14 +11,15 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from rich.console import Console
+from typer.models import OptionInfo
 
 from equicam.errors import EquicamError, ModelError
 
@@ -54,45 +55,8 @@ Verbose = Annotated[
 
 LOG = logging.getLogger(__name__)
 FULL_DISK = {errno.EFBIG, errno.ENOSPC, errno.EDQUOT}
-TYPED = {
-    "views": "--views",
-    "fill": "--fill",
-    "context": "--context",
-    "method": "--method",
-    "layer": "--layer",
-    "weights": "--weights",
-    "classes": "--classes",
-    "target": "--target",
-    "tau": "--tau",
-    "gamma": "--gamma",
-    "dtype": "--dtype",
-    "compiled": "--compile",
-    "protocol": "--protocol",
-    "group": "--group",
-    "split": "--split",
-    "group_by": "--group-by",
-    "n": "--n",
-    "device": "--device",
-    "seed": "--seed",
-    "calibrate": "--calibrate",
-    "by": "--by",
-    "control": "--control",
-    "unstable": "--unstable",
-    "more": "--more",
-    "tile": "--tile",
-    "stride": "--stride",
-    "tissue": "--tissue",
-    "bands": "--bands",
-    "scale": "--scale",
-    "mpp": "--mpp",
-    "display": "--display",
-    "size": "--size",
-    "crop": "--crop",
-    "mean": "--mean",
-    "std": "--std",
-}
-"""How an argument of the library is typed on the command line."""
-ARGUMENT = re.compile(rf"\b({'|'.join(TYPED)})=(\"[^\"]*\"|\S+)")
+ARGUMENT = re.compile(r"""\b(Recipe\()?([a-z_]+)=("[^"]*"|[^\s)]*[^\s,;.)])(?(1)\))""")
+"""An argument of the library in the advice of an error: fill="zeros", views=18, Recipe(seed=1)."""
 
 
 @dataclass
@@ -102,6 +66,8 @@ class Output:
     json: bool = False
     quiet: bool = False
     verbose: bool = False
+    options: Mapping[str, str] = field(default_factory=dict)  # how each argument is typed
+    in_file: Collection[str] = ()  # arguments that a recipe file may hold
 
 
 output = Output()
@@ -120,15 +86,23 @@ def _show_warning(message: Warning | str, *_where: Any, **_options: Any) -> None
     note(str(message))
 
 
-def with_output_options(command: Callable[..., None], *, answers: bool) -> Callable[..., None]:
-    """The command with --quiet and --verbose, and --json if it answers."""
+def with_output_options(
+    command: Callable[..., None], *, answers: bool, in_file: Collection[str] = ()
+) -> Callable[..., None]:
+    """The command with --quiet and --verbose, and --json if it answers; `in_file` are the names of a recipe file."""
     extra: dict[str, Any] = {"json_": Json} if answers else {}
     extra |= {"quiet": Quiet, "verbose": Verbose}
     signature = inspect.signature(command)
+    typed = {
+        "compiled" if name == "compile_" else name.rstrip("_"): flag
+        for name, one in signature.parameters.items()
+        if (flag := _flag(name, get_args(one.annotation)))
+    }
+    in_file = in_file if "recipe" in typed else ()
 
     @wraps(command)
     def run(**given: Any) -> None:
-        chosen = Output(given.pop("json_", False), given.pop("quiet"), given.pop("verbose"))
+        chosen = Output(given.pop("json_", False), given.pop("quiet"), given.pop("verbose"), typed, in_file)
         if chosen.quiet and chosen.verbose:
             raise typer.BadParameter("--quiet and --verbose exclude each other")
         with _output(chosen):
@@ -147,8 +121,7 @@ def with_output_options(command: Callable[..., None], *, answers: bool) -> Calla
 def _output(chosen: Output) -> Iterator[None]:
     log, lines = logging.getLogger("equicam"), LogLines()
     level = log.level
-    output.json, output.quiet, output.verbose = chosen.json, chosen.quiet, chosen.verbose
-    console.quiet, notices.quiet = chosen.json, chosen.quiet
+    _set_output(chosen)
     lines.setFormatter(logging.Formatter("%(name)s: %(message)s" if chosen.verbose else "%(message)s"))
     log.addHandler(lines)
     log.setLevel(logging.DEBUG if chosen.verbose else logging.WARNING)
@@ -159,7 +132,21 @@ def _output(chosen: Output) -> Iterator[None]:
     finally:
         log.removeHandler(lines)
         log.setLevel(level)
-        output.json = output.quiet = output.verbose = console.quiet = notices.quiet = False
+        _set_output(Output())
+
+
+def _set_output(chosen: Output) -> None:
+    for one in fields(Output):
+        setattr(output, one.name, getattr(chosen, one.name))
+    console.quiet, notices.quiet = chosen.json, chosen.quiet
+
+
+def _flag(name: str, annotation: tuple[Any, ...]) -> str | None:
+    """How an option is typed; None for an argument."""
+    for one in annotation:
+        if isinstance(one, OptionInfo):
+            return next(iter(one.param_decls or ()), f"--{name.replace('_', '-')}").partition("/")[0]
+    return None
 
 
 def answer(command: str, document: Mapping[str, Any]) -> None:
@@ -240,16 +227,28 @@ def as_typed(error: Exception) -> str:
             "a file" if in_the_way else error.strerror, "another path",
         )  # fmt: skip
     if isinstance(error, EquicamError):
-        fix = ARGUMENT.sub(lambda found: _as_option(found[1], found[2].strip('"')), error.fix)
+        fix = ARGUMENT.sub(_as_option, error.fix)
         error = EquicamError(error.what, error.needs, error.got, fix)
     return plain(error)
 
 
-def _as_option(argument: str, value: str) -> str:
-    option = TYPED[argument]
-    return (
-        f"no {option}" if value in ("None", "False") else option if value == "True" else f"{option} {value}"
-    )
+def _as_option(found: re.Match[str]) -> str:
+    """An argument as an option of the command, or as a line of its recipe file; as it is where it is neither."""
+    name, value = found[2], found[3]
+    if option := output.options.get(name):
+        value = value.strip('"')
+        return f"no {option}" if value in ("None", "False") else f"{option} {value}".removesuffix(" True")
+    if name not in output.in_file:
+        return found[0]
+    if value == "None":
+        return f"no {name} in the recipe file"
+    if value in ("True", "False"):
+        value = value.lower()
+    elif re.fullmatch(r"-?[\d.]+(,-?[\d.]+)+", value):
+        value = f"[{value.replace(',', ', ')}]"
+    elif not re.fullmatch(r'-?[\d.]+|".*"|\[.*', value):
+        value = f'"{value}"'
+    return f"{name} = {value} in the recipe file"
 
 
 def parse_dtype(name: str | None) -> "torch.dtype | None":

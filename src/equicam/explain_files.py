@@ -26,6 +26,7 @@ from equicam.overlay import MAX_DEVIATION, heat, overlay, panel, stretch
 from equicam.readers.model import Model
 from equicam.readers.names import output_name
 from equicam.reasons import describe
+from equicam.recipe import Recipe
 
 VIEWS_PER_ROW = 9
 LONGEST_IN_LINE = 8  # letters of a label before the probability
@@ -47,12 +48,11 @@ def explain_files(
     paths: Sequence[Path],
     out: Path,
     *,
-    method: str = "equigrad-cam",
-    context: str = "none",
+    recipe: Recipe,
+    target: int | None = None,
     voi: tuple[float, float] | None = None,
-    **options: Any,
 ) -> Iterator[ExplainedFile]:
-    """Explain images and write each to `out`; a file that cannot be opened yields its error. Options as in `explain`.
+    """Explain images and write each to `out`; a file that cannot be opened yields its error.
 
     `voi` is the window (centre and width) of DICOM images, instead of their own.
     """
@@ -65,7 +65,7 @@ def explain_files(
     out.mkdir(parents=True, exist_ok=True)
     for start in range(0, len(paths), IMAGES_PER_BATCH):
         opened: list[tuple[Path, Any]] = []
-        load = preprocess_image if context == "none" else preprocess_surround
+        load = preprocess_surround if recipe.context == "auto" else preprocess_image
         for path in paths[start : start + IMAGES_PER_BATCH]:
             try:
                 decoded = open_image(path, voi)
@@ -75,16 +75,16 @@ def explain_files(
         if not opened:
             continue
         loaded = [one for _, one in opened]
-        if context == "none":
-            x, window = stack_images(loaded), None
-            explanation = explain(model, x, method=method, **options)
-        else:
+        if recipe.context == "auto":
             x, size = stack_surrounds(loaded)
             window = Window(size)
-            explanation = explain(model, loaded, method=method, context=context, **options)
+            explanation = explain(model, loaded, recipe=recipe, target=target)
+        else:
+            x, window = stack_images(loaded), None
+            explanation = explain(model, x, recipe=recipe, target=target)
         for i, (path, _) in enumerate(opened):
             stem, one = safe_stem(str(path), taken), explanation[i]
-            facts = {"image": str(path), "method": method} | _facts(model, one)
+            facts = {"image": str(path), "method": recipe.method} | _facts(model, one)
             facts["files"] = _draw_files(model, x[i : i + 1], one, facts, window, out / stem)
             (out / f"{stem}.json").write_text(json.dumps(facts, indent=2, ensure_ascii=True) + "\n")
             yield ExplainedFile(path, stem, facts)

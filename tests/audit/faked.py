@@ -164,7 +164,7 @@ def fake_run(folder, *, count=24, calibrate=12, bad=3, angles=ANGLES, draw_image
         )
         items.append(Item(name, folder / "nowhere"))
     manifest = Manifest(
-        recipe=Recipe(views=angles, fill="reflect"),
+        recipe=Recipe(views=angles, fill="reflect", context="none", compiled=False),
         method_description="tap, grad_cam, 18 views aligned and averaged at features, uniform",
         model="embedded", weights=hashlib.sha256(b"weights").hexdigest(), weights_from=None, layer="layer4", layout="nchw",
         preprocessing="Resize(96), ToDtype(scale=True), Normalize(…)", classes=("normal <i>tissue</i>", "tumour"),

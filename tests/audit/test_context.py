@@ -36,7 +36,14 @@ def images(tmp_path_factory):
 
 def test_an_audit_with_context_is_that_of_explain_and_can_be_verified(model, images, tmp_path):
     run = equicam.audit(
-        images, model, tmp_path / "run", views=6, context="auto", calibrate=6, shard_size=4, workers=1
+        images,
+        model,
+        tmp_path / "run",
+        views=6,
+        recipe=equicam.Recipe(context="auto"),
+        calibrate=6,
+        shard_size=4,
+        workers=1,
     )
     assert run.manifest.recipe.context == "auto"
     assert run.manifest.recipe.fill == "coverage"
@@ -63,7 +70,12 @@ def test_an_audit_with_context_is_that_of_explain_and_can_be_verified(model, ima
 
 def test_without_a_crop_every_image_is_an_edge(images, tmp_path):
     run = equicam.audit(
-        images, equicam.load("embedded"), tmp_path / "run", views=6, context="auto", workers=1
+        images,
+        equicam.load("embedded"),
+        tmp_path / "run",
+        views=6,
+        recipe=equicam.Recipe(context="auto"),
+        workers=1,
     )
     assert all("edge" in row["flags"] for row in run.items.to_pylist())
 

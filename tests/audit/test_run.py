@@ -200,9 +200,9 @@ def test_what_changed_is_named_and_not_resumed(patches, tmp_path):
     with pytest.raises(EquicamError, match=r"views was .* is "):
         equicam.audit(source, model, run.folder, views=6, shard_size=8)
     with pytest.raises(EquicamError, match="seed was 0, is 1"):
-        equicam.audit(source, model, run.folder, **options, seed=1)
+        equicam.audit(source, model, run.folder, **options, recipe=equicam.Recipe(seed=1))
     with pytest.raises(EquicamError, match='fill was "reflect", is "zeros"'):
-        equicam.audit(source, model, run.folder, **options, fill="zeros")
+        equicam.audit(source, model, run.folder, **options, recipe=equicam.Recipe(fill="zeros"))
     Image.new("RGB", (96, 96), "red").save(source / "00.png")
     with pytest.raises(EquicamError, match=r"'00.png' changed since it was explained"):
         equicam.audit(source, model, run.folder, **options)

@@ -38,7 +38,7 @@ sys.path.insert(0, str(ROOT := Path(__file__).parents[2]))
 
 # What a redesign may rename, move or take away stands here, in values.py, networks.py and commands.txt.
 import equicam
-from equicam import Views
+from equicam import Recipe, Views
 from equicam.cli.app import app
 from equicam.images.items import Item, load_item
 from equicam.images.limited import end_idle
@@ -51,7 +51,6 @@ from tests.rasters.conftest import scene, write_geotiff, write_pyramid
 from tests.unit.test_dicom import written as write_dicom
 
 APPS = {"reproduce": app}  # of commands that are not equicam's own
-PAPER: dict[str, Any] = {"protocol": "paper"}  # the options of the paper authors' protocol
 KEY = "review.key"  # of a run
 EMPTY = "PatientBirthDate PatientSex AccessionNumber StudyID StudyDate StudyTime ReferringPhysicianName"
 IMAGES = "input original map thumb thumb-plain presented peum strip view-1 thumb-1"
@@ -68,7 +67,7 @@ Values = Iterator[tuple[str, Any]]
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "own": {},
-    "paper": PAPER,
+    "paper": {"recipe": Recipe(protocol="paper")},
     "4 views": {"views": 4},
     "window": {"views": 6, "window": 32},
     **{f"{count} views": {"views": count} for count in (7, 12, 18)},
@@ -77,12 +76,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "shifts": {"views": Views.shifts((0, 0), (0.1, 0), (0, -0.1))},
     "turns and scales": {"views": Views.evenly(3) * Views.scales(1, 1.2)},
     "without the presented view": {"views": Views([30, 75, 160])},
-    "reflect": {"views": Views.scales(1, 0.8), "fill": "reflect"},
-    "zeros": {"views": 6, "fill": "zeros"},
-    "coverage": {"views": 6, "fill": "coverage"},
+    "reflect": {"views": Views.scales(1, 0.8), "recipe": Recipe(fill="reflect")},
+    "zeros": {"views": 6, "recipe": Recipe(fill="zeros")},
+    "coverage": {"views": 6, "recipe": Recipe(fill="coverage")},
     "classes": {"views": 4, "target": [0, 3]},
-    "tau": {"tau": 0.4},
-    "gamma": {"gamma": 2.0},
+    "tau": {"recipe": Recipe(tau=0.4)},
+    "gamma": {"recipe": Recipe(gamma=2.0)},
 }
 FEW = ("own", "paper", "4 views", "window")  # of --fast, and of costly methods
 COSTLY = {"rise": ("own",), "rise-400": FEW, "opti-cam": FEW, "smooth-grad-cam++": FEW}

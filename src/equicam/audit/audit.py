@@ -68,7 +68,6 @@ def compute_run(
     source: str | Path,
     recipe: Recipe,
     *,
-    compile_if_repaid: bool,
     split: str | None,
     tiling: Tiling | None,
     target: int | None,
@@ -103,8 +102,9 @@ def compute_run(
         items = found.sample(n)
     workers = decoder_count(workers, len(items), len(engine.names) if isinstance(engine, Devices) else 1)
     device = engine.kind if engine else model.device.type
-    if compile_if_repaid and is_repaid(device, len(items), len(Views(recipe.views))):
-        recipe = replace(recipe, compiled=True)
+    compile_now = recipe.compiled is None and is_repaid(device, len(items), len(Views(recipe.views)))
+    recipe = replace(recipe, compiled=compile_now or bool(recipe.compiled))
+    if compile_now:
         notice(f"{len(items):,} images: the network is compiled first, which takes about half a minute")
     calibration = _calibration_subset(items, calibrate, recipe.seed)
     context = AuditContext(

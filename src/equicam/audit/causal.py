@@ -66,7 +66,9 @@ def run_causal_test(
         return before
     reloaded = reload()
     model = reloaded.context.model
-    recipe = Recipe("grad-cam", dtype=reloaded.context.recipe.dtype, seed=seed)
+    recipe = Recipe(
+        "grad-cam", context="none", dtype=reloaded.context.recipe.dtype, compiled=False, seed=seed
+    )
     chosen = heapq.nsmallest(n, explained, key=lambda name: item_seed(seed, name, "causal test"))
     listed = reloaded.items
     items = replace(listed, table=listed.table.filter(pc.is_in(listed.ids, pa.array(chosen, pa.string()))))

@@ -13,6 +13,7 @@ from equicam.cli.explain import explain
 from equicam.cli.export import export
 from equicam.cli.list import doctor, methods, models, scores
 from equicam.cli.open import open  # noqa: A004  # the command's name
+from equicam.cli.recipe_file import NAMES
 from equicam.cli.review import review
 from equicam.console import say, with_output_options
 
@@ -28,7 +29,7 @@ WITHOUT_ANSWER = {open}
 """Commands without --json."""
 for panel, commands in PANELS.items():
     for command in commands:
-        whole = with_output_options(command, answers=command not in WITHOUT_ANSWER)
+        whole = with_output_options(command, answers=command not in WITHOUT_ANSWER, in_file=NAMES)
         app.command(rich_help_panel=panel)(whole)
 
 

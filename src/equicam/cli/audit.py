@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from equicam.cli import options
 from equicam.cli.audit_output import (
@@ -19,14 +20,8 @@ from equicam.cli.audit_output import (
     verification_document,
 )
 from equicam.cli.gates import failed_gate, parse_gates, refuse_unreachable
-from equicam.cli.shared import (
-    count_progress,
-    load_on_engine,
-    parse_speed,
-    parse_tiling,
-    parse_views,
-    parse_window,
-)
+from equicam.cli.recipe_file import Settings
+from equicam.cli.shared import count_progress, load_on_engine
 from equicam.console import (
     FAILED,
     GATE_FAILED,
@@ -34,99 +29,38 @@ from equicam.console import (
     complain,
     exit_on_error,
     note,
-    resolve_device,
     say,
     show_progress,
 )
-from equicam.runs import SHARD_SIZE
 
 _GATES = "Gates"
+_MAX_BAD = "Exit with 3 if more images than this could not be explained: 5% or a number."
+_MIN_STEADY = "Exit with 3 if fewer maps than this are steady: 80% or a number."
 
 
 def audit(
     source: options.Source,
-    out: Annotated[Path, typer.Option(help="Folder of the run; resumed if it exists.")],
+    out: Annotated[Path, Option(help="Folder of the run; resumed if it exists.")],
     model: options.ModelName = "embedded",
     weights: options.Weights = None,
-    method: options.MethodName = "equigrad-cam",
+    layer: options.Layer = None,
+    method: options.MethodName = None,
     views: options.Views = None,
-    calibrate: Annotated[
-        int,
-        typer.Option(
-            help="Measure Eq (equivariance) on this many random images at seven other angles, as a check of stability and signals."
-        ),
-    ] = 0,
-    split: options.Split = None,
+    target: options.Target = None,
     n: options.SampleSize = None,
+    device: options.Devices = None,
+    recipe: options.RecipeFile = None,
+    save_recipe: options.SaveRecipe = None,
     tile: options.Tile = None,
     mpp: options.Mpp = None,
     mpp_is: options.MppIs = None,
     stride: options.Stride = None,
-    tissue: options.Tissue = 0.0,
-    regions: options.Regions = None,
     bands: options.Bands = None,
-    scale: options.Scale = None,
-    display: options.Display = None,
-    size: options.Size = None,
-    crop: options.Crop = None,
-    mean: options.MeanOrRaster = None,
-    std: options.Std = None,
-    voi: options.Voi = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            help="Class to explain in every image, by name or number.", show_default="each image's top-1"
-        ),
-    ] = None,
-    layer: options.Layer = None,
-    classes: options.Classes = None,
-    fill: options.Fill = None,
-    context: Annotated[
-        str | None,
-        typer.Option(
-            help="auto: cut views from what surrounds the model's input; none: reflect at its border.",
-            show_default="auto for rasters, none for images",
-        ),
-    ] = None,
-    tau: options.Tau = None,
-    gamma: options.Gamma = None,
-    protocol: options.Protocol = "ours",
-    dtype: options.Dtype = None,
-    compile_: options.CompileIfRepaid = None,
-    fast: options.Fast = False,
-    seed: options.Seed = 0,
-    shard_size: Annotated[
-        int, typer.Option(min=1, help="Images per shard, the unit of resuming.")
-    ] = SHARD_SIZE,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Processes that decode images, for each device.",
-            show_default="CPUs - 1, at most 10",
-        ),
-    ] = None,
-    device: options.Devices = None,
-    engine: options.Engine = "local",
-    address: options.Address = None,
-    actors: options.Actors = None,
     max_bad: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SHARE",
-            help="Exit with 3 if more images than this could not be explained: 5% or a number.",
-            show_default=False,
-            rich_help_panel=_GATES,
-        ),
+        str | None, Option(metavar="SHARE", help=_MAX_BAD, show_default=False, rich_help_panel=_GATES)
     ] = None,
     min_steady: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SHARE",
-            help="Exit with 3 if fewer maps than this are steady: 80% or a number.",
-            show_default=False,
-            rich_help_panel=_GATES,
-        ),
+        str | None, Option(metavar="SHARE", help=_MIN_STEADY, show_default=False, rich_help_panel=_GATES)
     ] = None,
 ) -> None:
     """Explain every image of a source into a run that can be resumed, ranked, reported and verified.
@@ -136,7 +70,7 @@ def audit(
     Run the same command again to resume. An image that cannot be decoded becomes a row with a reason. Ctrl-C finishes
     the current shard first. Exits with 1 if no image could be explained, and with 3 if a gate failed.
 
-    Example: `equicam audit slides/ --model resnet50 --weights mine.safetensors --calibrate 200 --out run`
+    Example: `equicam audit slides/ --model resnet50 --weights mine.safetensors --tile 224 --mpp 0.5 --out run`
     """
     with (
         exit_on_error(interrupted=f"; the same command resumes ({out})"),
@@ -147,27 +81,22 @@ def audit(
         from equicam.readers.names import absolute_weights
 
         gates = parse_gates(max_bad, min_steady)
-        tiling = parse_tiling(
-            tile=tile, mpp=mpp, mpp_is=mpp_is, stride=stride, tissue=tissue, regions=regions, bands=bands,
-            scale=scale, mean=mean, std=std, display=display, size=size, crop=crop,
+        settings = Settings.of(
+            recipe, recipe={"method": method, "views": views}, model={"layer": layer},
+            tiling={"tile": tile, "mpp": mpp, "mpp_is": mpp_is, "stride": stride, "bands": bands},
         )  # fmt: skip
-        run_in, compiled = parse_speed(fast, dtype, compile_, device)
-        may_compile = compiled or (compiled is None and resolve_device(device).startswith("cuda"))
-        chosen_views, window = parse_views(views), parse_window(voi)
+        tiling, window, of_run = settings.tiling, settings.voi, settings.sections["run"]
+        settings.save(save_recipe)
         # before the model, which takes long
-        listed = list_source(source, split=split, frames=tiling is None, tick=progress.advance)
+        listed = list_source(source, split=of_run.get("split"), frames=tiling is None, tick=progress.advance)
         if tiling is None:
             refuse_unreachable(gates, len(listed) if n is None else min(n, len(listed)))
-        loaded, chosen = load_on_engine(
-            model, weights, classes, layer, may_compile, device=device, engine=engine, address=address, actors=actors,
-            size=size, crop=crop, mean=mean, std=std, tiling=tiling,
-        )  # fmt: skip
+        loaded, engine = load_on_engine(settings, model, weights, device, tiled=True)
         run = equicam.audit(
-            source, loaded, out, method=method, views=chosen_views, split=split, n=n, voi=window, calibrate=calibrate,
-            target=target, tiling=tiling, listed=listed,
-            fill=fill, protocol=protocol, context=context, tau=tau, gamma=gamma, dtype=run_in, compiled=compiled,
-            seed=seed, shard_size=shard_size, workers=workers, weights_from=absolute_weights(weights),
-            engine=chosen, progress=partial(progress.update, title="auditing", unit="images"),
+            source, loaded, out, recipe=settings.recipe, target=target, tiling=tiling, n=n, voi=window, listed=listed,
+            **{name: of_run[name] for name in ("split", "calibrate", "shard_size", "workers") if name in of_run},
+            weights_from=absolute_weights(weights), engine=engine,
+            progress=partial(progress.update, title="auditing", unit="images"),
             listing=partial(progress.update, title="listing", unit="rasters"), notice=note,
         )  # fmt: skip
         refuse_unreachable(gates, run.manifest.images)
@@ -190,23 +119,23 @@ def triage(
     run: options.RunFolder,
     by: Annotated[
         str,
-        typer.Option(help="Signal to rank by: stability, peum (uncertainty) or risk."),
+        Option(help="Signal to rank by: stability, peum (uncertainty) or risk."),
     ] = "stability",
-    budget: Annotated[str, typer.Option(help="Images that can be reviewed: 10% or a number.")] = "10%",
-    control: Annotated[float, typer.Option(help="Share of the budget for the random control arm.")] = 0.20,
+    budget: Annotated[str, Option(help="Images that can be reviewed: 10% or a number.")] = "10%",
+    control: Annotated[float, Option(help="Share of the budget for the random control arm.")] = 0.20,
     unstable: Annotated[
         float,
-        typer.Option(
+        Option(
             help="Stability, or Eq (equivariance), below which the statistics count a map as low; steady and unsteady do not depend on it."
         ),
     ] = 0.5,
     quotas: Annotated[
-        bool, typer.Option(help="Divide the queue among the classes in proportion to their images.")
+        bool, Option(help="Divide the queue among the classes in proportion to their images.")
     ] = True,
     seed: options.Seed = 0,
     more: Annotated[
         int | None,
-        typer.Option(
+        Option(
             min=1,
             help="Add this many reviews to the existing queue; goes with no other option.",
             show_default=False,
@@ -239,7 +168,7 @@ def triage(
 
 def report(
     run: options.RunFolder,
-    top: Annotated[int, typer.Option(min=1, help="Show at most this many images of the queue.")] = 40,
+    top: Annotated[int, Option(min=1, help="Show at most this many images of the queue.")] = 40,
     source: options.MovedSource = None,
 ) -> None:
     """Write one self-contained HTML file of evidence, and the same numbers as JSON.
@@ -272,13 +201,11 @@ def report(
 
 def verify(
     run: options.RunFolder,
-    sample: Annotated[int, typer.Option(min=0, help="Number of random images to explain again.")] = 20,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of the sample.", show_default="another each time")
-    ] = None,
+    sample: Annotated[int, Option(min=0, help="Number of random images to explain again.")] = 20,
+    seed: Annotated[int | None, Option(help="Seed of the sample.", show_default="another each time")] = None,
     noted_hash: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--hash",
             help="Last hash of the log, kept elsewhere since an earlier verify or report: its event must still be there.",
             show_default=False,

@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from equicam.cli import options
-from equicam.cli.shared import announce_page, needing_web_server, set_preprocessing
-from equicam.console import exit_on_error, resolve_device, split_commas
+from equicam.cli.recipe_file import Settings
+from equicam.cli.shared import announce_page, load_here, needing_web_server
+from equicam.console import exit_on_error, split_commas
 from equicam.errors import EquicamError
 
 
@@ -18,20 +19,22 @@ def open(  # noqa: A001  # the command's name
     ] = None,
     model: options.ModelName = "embedded",
     weights: options.Weights = None,
-    method: options.MethodName = "equigrad-cam",
-    views: Annotated[int, typer.Option(min=2, max=72, help="Number of views.")] = 18,
     layer: options.Layer = None,
+    method: options.MethodName = None,
+    views: Annotated[int, typer.Option(min=2, max=72, help="Number of views.")] = 18,
     classes: options.Classes = None,
-    size: options.Size = None,
-    crop: options.Crop = None,
-    mean: options.Mean = None,
-    std: options.Std = None,
     device: options.Device = None,
+    recipe: Annotated[
+        Path | None,
+        typer.Option(
+            help="TOML file with method, model and preprocessing; options typed here win.", show_default=False
+        ),
+    ] = None,
     port: Annotated[
         int | None,
         typer.Option(min=1, max=65535, help="Port of the page.", show_default="8322, or a free one"),
     ] = None,
-    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
+    browser: options.Browser = True,
 ) -> None:
     """Look at maps live: a page where you rotate an image and see which maps follow it.
 
@@ -46,13 +49,10 @@ def open(  # noqa: A001  # the command's name
                 raise EquicamError(f"image {str(path)!r}", "an existing file", "none", "its full path")
         with needing_web_server("equicam open"):
             from equicam.live.app import serve_live
-        import equicam
-
-        ready = equicam.load(
-            model, weights=weights, classes=split_commas(classes), layer=layer, device=resolve_device(device)
+        settings = Settings.of(
+            recipe, recipe={"method": method}, model={"layer": layer, "classes": split_commas(classes)}
         )
-        ready = set_preprocessing(ready, size, crop, mean, std)
         serve_live(
-            ready, paths, method=method, views=views, port=port,
+            load_here(settings, model, weights, device), paths, method=settings.recipe.method, views=views, port=port,
             announce=lambda links: announce_page("live", links, "Ctrl-C stops the page.", browser=browser),
         )  # fmt: skip

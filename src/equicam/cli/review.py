@@ -31,7 +31,7 @@ def review(
         int | None,
         typer.Option(min=1, max=65535, help="Port of the page.", show_default="8321, or a free one"),
     ] = None,
-    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
+    browser: options.Browser = True,
     source: options.MovedSource = None,
     export: Annotated[
         Path | None,
