@@ -169,7 +169,7 @@ def resolve_fill(recipe: Recipe) -> Fill:
     protocol = find_protocol(recipe.protocol)
     if recipe.context == "auto" and not protocol.has_context:
         raise EquicamError(
-            "context", "none: the authors' views are of the input alone", repr(recipe.context), 'protocol="ours"',
+            "context", "none: the authors' views are of the input alone", repr(recipe.context), 'Recipe(protocol="ours")',
         )  # fmt: skip
     if recipe.fill:
         return as_fill(recipe.fill)

@@ -14,6 +14,7 @@ from equicam.evaluate.rows import pick
 from equicam.explain_files import explain_files
 from equicam.models.images import standard_preprocessing
 from tests.audit.conftest import run_command
+from tests.conftest import recipe
 
 
 @pytest.fixture(scope="module")
@@ -104,12 +105,12 @@ def np_batch():
 
 def test_files_and_commands(model, images, tmp_path):
     (found, *_) = explain_files(
-        model, sorted(images.iterdir())[:1], tmp_path / "out", views=4, context="auto"
+        model, sorted(images.iterdir())[:1], tmp_path / "out", recipe=equicam.Recipe(views=4, context="auto")
     )
     assert found.error is None
     assert len(found.facts["views"]) == 4
     run_command("explain", images / "0.png", "--views", 4, "--context", "auto", "--out", tmp_path / "files")
     facts = json.loads(next((tmp_path / "files").glob("*.json")).read_text())
     assert facts["flags"] == sorted(facts["flags"])
-    said = run_command("audit", images, "--out", tmp_path / "bad", "--context", "some", code=2)
+    said = run_command("audit", images, "--out", tmp_path / "bad", *recipe("recipe.context = 'some'"), code=2)
     assert "needs one of none, auto" in said

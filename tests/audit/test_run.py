@@ -29,6 +29,7 @@ from equicam.reasons import Reason, describe
 from equicam.runs.log import Log, complete, log_shard
 from equicam.runs.store import RunStore, StoredMaps
 from tests.audit.conftest import ENV, OPTIONS, PATCHES, equicam_command, equicam_process, run_command
+from tests.conftest import recipe
 
 
 def rows(folder: Path) -> list[dict]:
@@ -266,7 +267,9 @@ def test_every_hostile_file_is_a_row_and_nothing_escapes(patches, tmp_path):
     source.mkdir()
     shutil.copy(patches / "00.png", source / "good.png")
     expected = hostile(source)
-    run_command("audit", source, "--out", out, "--views", "4", "--shard-size", "5", "--calibrate", "10")
+    run_command(
+        "audit", source, "--out", out, "--views", "4", *recipe("run.shard_size = 5", "run.calibrate = 10")
+    )
     found = RunStore(out).read_items().to_pylist()
     assert len(found) == len(expected)
     statuses = sorted(row["status"] for row in found)
@@ -508,7 +511,7 @@ def test_verify_checks_the_queue_the_eq_and_a_noted_hash(patches, whole, tmp_pat
 
 def test_gated_runs_and_random_weights_verify(patches, tmp_path):
     for name, more in (
-        ("gated", ("--method", "equigrad-cam+pcf", "--tau", "0.9")),
+        ("gated", ("--method", "equigrad-cam+pcf", *recipe("recipe.tau = 0.9"))),
         ("random", ("--weights", "random")),
     ):
         run_command("audit", patches, "--out", tmp_path / name, "--views", "4", "--n", "8", *more)

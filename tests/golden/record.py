@@ -61,6 +61,22 @@ FILE = HERE / "golden.json.xz"
 PICTURES = os.environ.get("EQUICAM_PICTURES")
 MACHINE = [torch.backends.cpu.get_cpu_capability(), torch.__version__, Image.__version__]
 Values = Iterator[tuple[str, Any]]
+RECIPES = {
+    "one": "[run]\nworkers = 1",
+    "patches": "[run]\nworkers = 1\ncalibrate = 8\nshard_size = 16",
+    "steady": "[run]\nworkers = 1\ncalibrate = 6",
+    "blank": "[run]\nworkers = 1\n[recipe]\ntau = 0.5",
+    "slide": "[run]\nworkers = 1\n[tiling]\ntissue = 0.05",
+    "map": "[run]\nworkers = 1\n[tiling]\nscale = 10000",
+    "real": "[run]\nworkers = 1\n[tiling]\nscale = 65535",
+    "scans": "[run]\nworkers = 1\n[preprocessing]\nvoi = [500, 2500]",
+}
+REAL = {
+    "": "--recipe one.toml",
+    "--tile 96": "--tile 96 --recipe one.toml",
+    "--tile 96 --bands 1,2,3 --scale 65535": "--tile 96 --bands 1,2,3 --recipe real.toml",
+}
+"""The options of audits of real rasters, by their names in the recording."""
 
 
 # 1. Explanations of every method, in float64.
@@ -128,6 +144,7 @@ def explained(call: Callable[[], Any]) -> Any:
 def write_inputs(fast: bool) -> None:
     for folder in ("images/glands", "images/stroma", "damaged", "slides", "scans"):
         Path(folder).mkdir(parents=True)
+    write_recipes()
     for i in range(32):
         Image.fromarray(draw(i, seed=3).image).save(f"images/{('glands', 'stroma')[i % 2]}/{i:02}.png")
     for i in range(60 if fast else 400):
@@ -143,6 +160,11 @@ def write_inputs(fast: bool) -> None:
     write_dicom(Path("scans/one.dcm"), values[0], **twelve, **axes, **dict.fromkeys(EMPTY.split(), ""))
     write_dicom(Path("scans/two.dcm"), values[1:], **twelve)
     write_dicom(Path("scans/cut.dcm"), values[0], PixelData=b"cut off!")
+
+
+def write_recipes() -> None:
+    for name, text in RECIPES.items():
+        Path(f"{name}.toml").write_text(text)
 
 
 def record_commands(fast: bool) -> Values:
@@ -314,9 +336,10 @@ def record_real(fast: bool) -> Values:
     for folder in sorted({path.parent for path in root.glob("*/images/**/*.jpg")}):
         yield str(folder.relative_to(root)), [opened(path) for path in sorted(folder.glob("*.jpg"))]
     for path in sorted(root.glob("rasters/*")):
-        for options in ("", "--tile 96", "--tile 96 --bands 1,2,3 --scale 65535"):
+        for options, recipe in REAL.items():
             with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-                yield f"{path.name} {options}", ask(f"audit {path} --out run --views 2 --workers 1 {options}")
+                write_recipes()
+                yield f"{path.name} {options}", ask(f"audit {path} --out run --views 2 {recipe}")
                 for shard in sorted(Path().glob("run/items/*")):
                     items = pq.read_table(shard).select(["id", "status", "reason", "flags", "sha256"])
                     yield f"{path.name} {options}: {shard.name}", digest(str(items.to_pylist()).encode())

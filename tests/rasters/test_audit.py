@@ -17,11 +17,12 @@ from equicam.images.items import read_item
 from equicam.models.surround import preprocess_window
 from equicam.rasters.options import RasterWindow, Tiling
 from tests.audit.conftest import equicam_command, equicam_process
+from tests.conftest import recipe
 from tests.rasters.conftest import scene, write_geotiff, write_pyramid
 
 pytest.importorskip("openslide")
 pytest.importorskip("rasterio")
-OPTIONS = ("--tile", "96", "--views", "4", "--shard-size", "4")
+OPTIONS = ("--tile", "96", "--views", "4", *recipe("run.shard_size = 4"))
 
 
 @pytest.fixture(scope="module")
@@ -122,8 +123,8 @@ def test_the_same_windows_on_a_ray_cluster(run, slide, tmp_path):
     pytest.importorskip("ray")
     out = tmp_path / "run"
     code, said = equicam_command(
-        "audit", slide, "--out", out, "--tile", 96, "--mpp", 0.75, "--views", 4, "--shard-size", 4, "--engine", "ray",
-        "--actors", 2,
+        "audit", slide, "--out", out, "--tile", 96, "--mpp", 0.75, "--views", 4,
+        *recipe("run.shard_size = 4", "run.engine = 'ray'", "run.actors = 2"),
     )  # fmt: skip
     assert code == 0, said
     columns = ["id", "x", "sha256", "target", "flags", "stability", "peum_score"]
@@ -216,7 +217,7 @@ def test_other_windows_are_another_run(slide, run):
 def test_options_of_rasters_need_a_tile(slide, tmp_path):
     code, said = equicam_command("audit", slide, "--mpp", "0.5", "--out", tmp_path / "run")
     assert code != 0
-    assert "--mpp needs --tile" in " ".join(said.split())
+    assert "mpp needs tile, the size of windows, got none; try --tile 224" in " ".join(said.split())
 
 
 @pytest.mark.slow

@@ -170,7 +170,7 @@ for wrong in (
     lambda: equicam.explain(model, x, views=[0, 90]),
     lambda: equicam.explain(model, x, views="many"),
     lambda: equicam.explain(model, x, max_views_per_forward=2.5),
-    lambda: equicam.explain(model, x, dtype="bfloat16"),
+    lambda: equicam.explain(model, x, dtype="int8"),
     lambda: equicam.explain(model, x, fill="mirror"),
     lambda: equicam.Views(5),
     lambda: equicam.Views(("a",)),

@@ -246,7 +246,7 @@ def _describe_preprocessing(preprocess: Any) -> str:
 def _calibration_subset(items: Items, count: int, seed: int) -> list[str]:
     """The ids of a random subset, the same whatever the order of the items."""
     if count < 0:
-        raise EquicamError("calibrate", "a number of images", count, "--calibrate 200")
+        raise EquicamError("calibrate", "a number of images", count, "calibrate=200")
 
     def key(name: str) -> bytes:
         return hashlib.sha256(f"{seed}\0{name}\0calibrate".encode()).digest()

@@ -212,8 +212,8 @@ def _refuse_other_bands(tiling: Tiling, model: "Model") -> None:
     bands, mean = tiling.input.bands, tiling.input.mean or model.mean
     if bands is not None and len(bands) != len(mean):
         raise EquicamError(
-            "--bands", f"{len(mean)}, one for each channel of the model's mean and std", ", ".join(bands),
-            "other --bands, or --mean and --std with a model of as many channels",
+            "bands", f"{len(mean)}, one for each channel of the model's mean and std", ", ".join(bands),
+            "other bands, or Input(mean=…, std=…) with a model of as many channels (mean and std in the recipe file)",
         )  # fmt: skip
 
 

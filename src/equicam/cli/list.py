@@ -14,8 +14,8 @@ MODELS = {
     "embedded": "the small synthetic model in the package",
     "resnet50": "torchvision, by its name",
     "timm:vit_small_patch16_224": "timm",
-    "open_clip:ViT-B-16/openai": "open_clip, zero-shot over --classes; needs equicam[clip]",
-    "hf:google/vit-base-patch16-224": "Hugging Face classifiers, and CLIP over --classes; needs equicam[hf]",
+    "open_clip:ViT-B-16/openai": "open_clip, zero-shot over class names; needs equicam[clip]",
+    "hf:google/vit-base-patch16-224": "Hugging Face classifiers, and CLIP over class names; needs equicam[hf]",
     "models.py:build": "your own function that returns a module or the result of equicam.wrap",
 }
 

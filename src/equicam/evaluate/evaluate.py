@@ -213,7 +213,7 @@ def _presentations(
     if group not in GROUPS:
         raise EquicamError("group", f"one of {', '.join(GROUPS)}", repr(group), 'group="rotation"')
     if rotations_only and group != "rotation":
-        raise EquicamError("protocol paper", "group rotation, its only one", group, 'protocol="ours"')
+        raise EquicamError("protocol paper", "group rotation, its only one", group, 'Recipe(protocol="ours")')
     if angles is None:
         return GROUPS[group]
     if group not in ("rotation", "dihedral"):

@@ -16,7 +16,7 @@ MAX_PAGES = 10_000
 MAX_VALUES = 4096
 """Values read of one tag; more than any file has bands."""
 MAX_BANDS = 4
-GEO_FIX = "equicam audit … --tile 224 --bands 4,3,2 --scale 10000, with pip install 'equicam[geo]'"
+GEO_FIX = "equicam audit … --tile 224 --bands 4,3,2 and scale = 10000 in the recipe file, with pip install 'equicam[geo]'"
 SLIDE_FIX = "equicam audit … --tile 224, with pip install 'equicam[wsi]'"
 COPY_FIX = "a copy as 8-bit RGB"
 

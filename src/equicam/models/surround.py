@@ -72,7 +72,7 @@ def preprocess_window(model: Model | None, window: WindowPixels) -> Float[Tensor
     if len(mean) != len(std) or len(mean) not in (1, len(values)):
         raise EquicamError(
             "mean and std", f"one number for each of {len(values)} bands", f"{len(mean)} and {len(std)}",
-            "--mean and --std, or Input(mean=…, std=…) of the model",
+            "Input(mean=…, std=…) of the model, or mean and std in the recipe file",
         )  # fmt: skip
     centre, spread = (torch.tensor(v, dtype=torch.float32)[:, None, None] for v in (mean, std))
     x = (values - centre) / spread
@@ -131,7 +131,10 @@ def input_size(model: Model | None) -> tuple[int, int]:
     }
     if len(sizes) > 1:
         raise EquicamError(
-            "context", "a preprocessing that brings every image to one size", sorted(sizes), 'context="none"'
+            "context",
+            "a preprocessing that brings every image to one size",
+            sorted(sizes),
+            'Recipe(context="none")',
         )
     ((height, width),) = sizes
     return height, width

@@ -238,5 +238,5 @@ def _scaled(data: Any) -> tuple[str, ...]:
     if all(one == 1 for one in scales) and all(one == 0 for one in offsets):
         return ()
     return (
-        f"its tags say scale {scales[0]:g} and offset {offsets[0]:g}, which are not applied: --scale divides values as stored",
+        f"its tags say scale {scales[0]:g} and offset {offsets[0]:g}, which are not applied: scale divides values as stored",
     )

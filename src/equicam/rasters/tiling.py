@@ -88,7 +88,7 @@ def cut_windows(
         raise EquicamError(
             "rasters", "at least one window to explain",
             f"none: {sum(r.background for r in rows):,} background, {sum(r.nodata for r in rows):,} without data, {sum(r.outside for r in rows):,} outside the regions",
-            "another --tile, --mpp, --tissue or --regions",
+            "another tile, mpp, tissue or regions",
         )  # fmt: skip
     return windows, rows
 
@@ -197,8 +197,8 @@ def _places(
     bands = display_bands(raster, tiling.input, str(path))
     if tiling.tissue > 0 and (info.kind != "slide" or len(bands) != 3):
         raise EquicamError(
-            f"raster {str(path)!r}", "a slide in three colours, for --tissue",
-            "a map" if info.kind != "slide" else f"{len(bands)} band", "no --tissue, or --regions",
+            f"raster {str(path)!r}", "a slide in three colours, for tissue",
+            "a map" if info.kind != "slide" else f"{len(bands)} band", "tissue=0, or regions",
         )  # fmt: skip
     wanted = THUMBNAIL_PX_A_WINDOW * max(info.width, info.height) / side
     small = raster.thumbnail(bands, int(min(MAX_THUMBNAIL_PX, max(THUMBNAIL_PX, wanted))))

@@ -44,7 +44,7 @@ def read_window(path: AnyPath, window: RasterWindow) -> WindowPixels:
     inner = slice(window.margin, window.margin + window.tiling.tile)
     middle = window.margin + window.tiling.tile // 2
     if not (found.valid[middle, middle] or found.valid[inner, inner].any()):
-        raise EquicamError("a window", "some data", "none: nothing is stored there", "--regions without it")
+        raise EquicamError("a window", "some data", "none: nothing is stored there", "regions without it")
     return WindowPixels(
         found.values, found.valid, margin, window.tiling.tile, given.scale or 1.0, given.mean, given.std
     )
@@ -64,7 +64,7 @@ def resolve_input(info: RasterInfo, given: Input, name: str) -> Input:
         if info.dtype != "uint8":
             raise EquicamError(
                 f"raster {name!r}", "a scale, because its values are not 8-bit", info.dtype,
-                "--scale 10000, by which values are divided",
+                "scale=10000, by which values are divided",
             )  # fmt: skip
         scale = 255.0
     return replace(given, bands=bands, scale=scale)
