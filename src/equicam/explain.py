@@ -47,8 +47,8 @@ def explain(
 
     `target` is a class by number or name, one for all images or a list with one for each; or a function of the model's
     output that returns one value per image. Arrays and tensors of 8-bit pixels are preprocessed like image files.
-    `recipe` holds every option that decides a map (fill, protocol, tau, gamma … too); `method`, `views`, `context`, `dtype`
-    and `compiled` beside it win. `context="auto"` cuts views from what the model's preprocessing crops away; `window` is
+    `recipe` holds every option that decides a map (fill, protocol, tau, gamma … too); the keywords `method`, `views`,
+    `context`, `dtype` and `compiled` win. `context="auto"` cuts views from what the model's preprocessing crops away; `window` is
     the height and width in the middle of a larger tensor that the model sees, the rest being its context. `dtype` runs the
     network under autocast. `compiled` compiles the network for each new batch size, and on CUDA captures calls as graphs.
     """

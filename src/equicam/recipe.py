@@ -14,7 +14,7 @@ DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 @dataclass(frozen=True)
 class Recipe:
-    """Every option that decides a map, passed whole to `explain`, `audit` and `evaluate`; a keyword of theirs beside it wins."""
+    """Every option that decides a map, passed whole to `explain`, `audit` and `evaluate`; a keyword of theirs wins."""
 
     method: Any = "equigrad-cam"  # a name from `equicam.methods()`, or a Method or Fusion of the caller's
     views: Any = None  # how many, or plain values of `Views`; None: as many as the method has

@@ -277,7 +277,7 @@ def audit(
 ) -> Run:
     """Explain every image of a source into the folder `out`: a run that can be resumed, ranked, reported and verified.
 
-    `recipe` holds every option that decides a map; `method` and `views` beside it win. With a `tiling`, the source is a
+    `recipe` holds every option that decides a map; the keywords `method` and `views` win. With a `tiling`, the source is a
     raster, or several: slides, GeoTIFFs; every window of theirs is an image, the recipe's context is "auto" unless it says
     otherwise, and what the tiling's input leaves open is taken from the model's. `target` is the class to explain in every
     image, by name or number, instead of each image's top-1.

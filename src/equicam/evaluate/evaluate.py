@@ -103,7 +103,7 @@ def evaluate(
     `images` is a folder or manifest, PIL images, paths, items or a preprocessed batch; `n` takes a class-spread sample
     of them; `group_by` names the column of a manifest that holds the group of each image (its patient, slide or scene; a
     column `group` needs no naming), by which intervals are then computed. `recipe` holds every option that decides a map or
-    its metrics (fill, protocol, seed … too); `views`, `context`, `dtype` and `compiled` beside it win. `methods` are names, or
+    its metrics (fill, protocol, seed … too); the keywords `views`, `context`, `dtype` and `compiled` win. `methods` are names, or
     a dict of names and methods, fusions or explainers `(x, target) → map` of yours; unless given, Grad-CAM and the recipe's method.
     `group` is how images are presented: rotation (by seven angles, or by `angles`), dihedral (mirrored, then rotated by
     0° and the seven, or by `angles`), scale or shift. `context="auto"` cuts presentations and views from what the
