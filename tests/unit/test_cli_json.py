@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 import equicam
 from equicam.cli import app as cli
-from equicam.cli.audit_output import causal_command
-from equicam.cli.gates import check_gates, failed_gate, parse_gates, refuse_unreachable
+from equicam.cli.audit import failed_gate, parse_gates, refuse_unreachable
+from equicam.cli.run_output import causal_command
 from equicam.console import console, notices
 from equicam.demo import synthetic_patches
 from equicam.reasons import from_rows
@@ -337,7 +337,7 @@ def test_what_cannot_work_is_refused_before_the_model_is_loaded(
 )  # fmt: skip
 def test_gates_hold_at_their_limit(max_bad, min_steady, holds):
     counts = {"images": 100, "bad": 5, "explained": 95, "steady": 76}
-    checked = check_gates(parse_gates(max_bad, min_steady), counts)
+    checked = [gate.check(counts) for gate in parse_gates(max_bad, min_steady)]
     assert [one["holds"] for one in checked] == holds
     assert (failed_gate(checked) is None) == all(holds)
 

@@ -10,6 +10,7 @@ from typer import Argument, Option
 
 from equicam.cli import options
 from equicam.cli.recipe_file import Settings
+from equicam.cli.run_output import format_value
 from equicam.cli.shared import load_here
 from equicam.console import (
     FAILED,
@@ -96,13 +97,9 @@ def explain(
 
 
 def _row(result: "ExplainedFile") -> tuple[str, ...]:
-    facts, flips = result.facts, result.facts["view_flips"]
-    p, value = facts["confidence"], facts["output"]
-    shown = (
-        f"{p:.2f}" if p is not None else "–" if value is None else f"{value:.4g}"
-    )  # a value has no confidence
+    facts, flips, p = result.facts, result.facts["view_flips"], result.facts["confidence"]
     peum = "–" if facts["peum_score"] is None else f"{facts['peum_score']:.4f}"
     return (
-        plain(result.path.name), facts["class"], shown, facts["steadiness"], peum,
+        plain(result.path.name), facts["class"], format_value(p, facts["output"]), facts["steadiness"], peum,
         "–" if p is None or len(flips) < 2 else f"{sum(flips)} of {len(flips) - 1}", ", ".join(facts["flags"]) or "none",
     )  # fmt: skip

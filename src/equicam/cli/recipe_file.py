@@ -179,7 +179,7 @@ def _read(file: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def parse_views(given: int | str | list[float] | None) -> "int | Views | None":
+def parse_views(given: int | str | list[int | float] | None) -> "int | Views | None":
     """A number of views, degrees, or a set of views by name."""
     if given is None:
         return None
@@ -214,7 +214,7 @@ def _as_number(text: str | None) -> int | str | None:
     return int(text) if text is not None and text.isdecimal() else text
 
 
-def _as_tuple(given: float | list[float] | None) -> tuple[float, ...] | None:
+def _as_tuple(given: int | float | list[int | float] | None) -> tuple[int | float, ...] | None:
     return None if given is None else tuple(given) if isinstance(given, list) else (given,)
 
 

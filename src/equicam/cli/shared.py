@@ -1,13 +1,11 @@
-"""Helpers of several commands: the model and the engine, progress, and pages."""
+"""Helpers of several commands: the model and the engine, and progress."""
 
-import threading
-import webbrowser
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from equicam.console import note, resolve_device, say, show_progress, split_commas
+from equicam.console import note, resolve_device, show_progress, split_commas
 from equicam.errors import EquicamError
 
 if TYPE_CHECKING:
@@ -16,7 +14,6 @@ if TYPE_CHECKING:
     from equicam.engines.ray import Cluster
     from equicam.engines.worker import ModelFromName
     from equicam.readers.model import Model
-    from equicam.runs.review.server import Links
 
 
 def set_preprocessing(model: "Model", settings: "Settings") -> "Model":
@@ -100,23 +97,3 @@ def note_embedded(name: str | None) -> None:
         note(
             "model embedded: small, synthetic, for demonstrations only; name yours, such as --model resnet50"
         )
-
-
-@contextmanager
-def needing_web_server(command: str) -> Iterator[None]:
-    """Name the extra that installs the web libraries, whose import fails without it."""
-    try:
-        yield
-    except ImportError as error:
-        raise EquicamError(
-            command, "FastAPI and uvicorn", f"no module {error.name}", "pip install 'equicam[review]'"
-        ) from error
-
-
-def announce_page(name: str, links: "Links", ending: str, *, browser: bool) -> None:
-    """Print the addresses of a page and how it ends, and open the one for everybody in a browser."""
-    for reviewer, address in links.items():
-        say(f"{name}: {address}" if reviewer is None else f"{name} as {reviewer}: {address}")
-    note(ending)
-    if browser and None in links:
-        threading.Thread(target=webbrowser.open, args=(links[None],), daemon=True).start()
