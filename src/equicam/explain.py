@@ -1,9 +1,9 @@
 """Explain images: read rotated views, align what was read, average, and measure how far the views disagree."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -18,9 +18,9 @@ from equicam.core.weights import uniform
 from equicam.errors import EquicamError
 from equicam.explanation import Explanation as Explanation
 from equicam.methods import Method, resolve, resolve_fill
-from equicam.models.images import Images, as_batch, open_images, read_arrays
+from equicam.models.images import Images, as_batch, read_arrays
 from equicam.models.layers import wrap
-from equicam.models.surround import Surround, preprocess_surround, stack_surrounds
+from equicam.models.surround import Surround, crop_to_window, open_with_surround
 from equicam.readers.model import Model
 from equicam.readers.reading import external
 from equicam.recipe import Recipe
@@ -55,7 +55,9 @@ def explain(
     images = read_arrays(images)
     recipe = Recipe.of(recipe, method=method, views=views, context=context, dtype=dtype, compiled=compiled)
     if not isinstance(model, Model):
-        given = images if window is None or not isinstance(images, Tensor) else _in_window(images, window)[0]
+        given = (
+            images if window is None or not isinstance(images, Tensor) else crop_to_window(images, window)[0]
+        )
         model = wrap(model, example=as_batch(None, given) if isinstance(given, Tensor) else None)
     if callable(target):
         if recipe.compiled:
@@ -64,53 +66,11 @@ def explain(
             )  # fmt: skip
         model, target = model.explaining(target), None
     with torch.inference_mode(False):
-        x, size, margins = _with_context(model, images, recipe.context == "auto", window)
+        x, size, margins = open_with_surround(model, images, recipe.context == "auto", window)
     recipe = _under_autocast(replace(recipe, context="none" if size is None else "auto"), x.device)
     shown = None if size is None else Window(size)
     executor = Executor(model, recipe, max_views_per_forward, refuse_unscaled=isinstance(images, Tensor))
     return explain_batch(executor, x, target, shown, margins)
-
-
-def _with_context(
-    model: Model, images: Images | Sequence[Surround], has_context: bool, window: int | tuple[int, int] | None
-) -> tuple[Float[Tensor, "b c H W"], tuple[int, int] | None, list[tuple[int, int]]]:
-    """The batch; the size of the window in it, if it has context; and the margin that each image has around that."""
-    if isinstance(images, Tensor):
-        if window is None and has_context:
-            raise EquicamError(
-                "context", "images, which the model's preprocessing crops, or a window in the tensor", "a tensor",
-                "window=224",
-            )  # fmt: skip
-        if window is None:
-            return as_batch(model, images, check=False), None, []
-        _, x, size = _in_window(as_batch(model, images, check=False), window)
-        margin = ((x.shape[-2] - size[0]) // 2, (x.shape[-1] - size[1]) // 2)
-        return x, size, [margin] * len(x)
-    if window is not None:
-        raise EquicamError("window", "a tensor of preprocessed pixels", "images or paths", 'context="auto"')
-    if not has_context:  # surrounds come with context only
-        return as_batch(model, images, check=False), None, []  # type: ignore[arg-type]
-    given = list(images) if isinstance(images, list | tuple) else []
-    found = [one for one in given if isinstance(one, Surround)]
-    if not found or len(found) < len(given):
-        found = [preprocess_surround(model, image) for image in open_images(images)]
-    whole, size = stack_surrounds(found)
-    return as_batch(model, whole, check=False), size, [one.margin for one in found]
-
-
-def _in_window(
-    x: Tensor, window: int | tuple[int, int]
-) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b c H W"], tuple[int, int]]:
-    """The window, the images around it (without a last row or column that would shift the centre), and its size."""
-    height, width = (window, window) if isinstance(window, int) else window
-    if not 2 <= height <= x.shape[-2] or not 2 <= width <= x.shape[-1]:
-        raise EquicamError(
-            "window", f"at least 2 and at most {x.shape[-2]}×{x.shape[-1]}, the size of the images", f"{height}×{width}",
-            "window=224, or no window",
-        )  # fmt: skip
-    rows, columns = x.shape[-2] - (x.shape[-2] - height) % 2, x.shape[-1] - (x.shape[-1] - width) % 2
-    x = x[..., :rows, :columns]
-    return crop_centre(x, (height, width)), x, (height, width)
 
 
 def explain_batch(
@@ -134,9 +94,12 @@ def start_explaining(
 ) -> Pending[Explanation]:
     """`explain_batch` without waiting for the device, where the recipe is compiled; `pad_to` as the executor has it."""
     method, fill = resolve(executor.recipe), resolve_fill(executor.recipe)
-    model = executor.model
-    _refuse_gate(model, method)
-    views = method.fusion.views
+    model, views = executor.model, method.fusion.views
+    if model is not None and not model.has_probabilities and method.fusion.weigh is not uniform:
+        raise EquicamError(
+            "a method that weighs views by confidence", "class probabilities", "a value, which has none",
+            'method="equigrad-cam"',
+        )  # fmt: skip
     started = executor.start(
         method.reader,
         partial(explain_group, method=method, fill=fill),
@@ -168,15 +131,6 @@ def start_explaining(
         return Explanation(**facts | found | {"flags": flags})
 
     return Pending(started.tensors, finish, started.check)
-
-
-def _refuse_gate(model: Model | None, method: Method) -> None:
-    """Refuse to weigh views by a confidence that values do not have."""
-    if model is not None and not model.has_probabilities and method.fusion.weigh is not uniform:
-        raise EquicamError(
-            "a method that weighs views by confidence", "class probabilities", "a value, which has none",
-            'method="equigrad-cam"',
-        )  # fmt: skip
 
 
 def explain_group(
@@ -235,21 +189,13 @@ def measure(fused: FusedMap) -> dict[str, Tensor]:
     return found | uncertainty
 
 
-@runtime_checkable
-class EquivariantExplainer(Protocol):
-    """An explainer averaged over aligned views."""
-
-    def __call__(self, x: Float[Tensor, "b c H W"], target: Target) -> Explanation:
-        """Explain the target class of every image."""
-
-
 def equivariant(
     fn: Any,
     views: int | Views | None = None,
     *,
     recipe: Recipe | None = None,
     max_views_per_forward: int | None = None,
-) -> EquivariantExplainer:
+) -> Callable[[Float[Tensor, "b c H W"], Target], Explanation]:
     """Any explainer `(x, target) → map` as its aligned average over 18 views, or others, with PEUM.
 
     Captum attributions, pytorch-grad-cam and torchcam objects are taken as they are. Of `recipe`, views, fill and dtype apply.

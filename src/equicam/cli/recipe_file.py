@@ -72,13 +72,10 @@ class Settings:
         """Those of a file, and over them those that were typed: by section, None where an option was not."""
         found = {} if file is None else _read(file)
         for section, values in typed.items():
-            of_section = {
-                name: _as_number(value) if name in ("views", "stride") else value
-                for name, value in values.items()
-            }
-            found[section] = found.get(section, {}) | {
-                name: v for name, v in of_section.items() if v is not None
-            }
+            given = {name: value for name, value in values.items() if value is not None}
+            for name in {"views", "stride"} & {name for name in given if str(given[name]).isdecimal()}:
+                given[name] = int(given[name])
+            found[section] = found.get(section, {}) | given
         return Settings({name: found.get(name, {}) for name in SECTIONS})
 
     @cached_property
@@ -98,16 +95,10 @@ class Settings:
         if "tile" not in given:
             raise EquicamError(next(iter(given)), "tile, the size of windows", "none", "tile=224")
         if "size" in own or "crop" in own:
-            raise EquicamError(
-                "size and crop",
-                "images",
-                "tile",
-                "tile for the size of windows, and mpp for their resolution",
-            )
+            fix = "tile for the size of windows, and mpp for their resolution"
+            raise EquicamError("size and crop", "images", "tile", fix)
         of_input = {name: given.pop(name, None) for name in ("bands", "scale", "mpp", "display")}
-        return Tiling(
-            **given, input=Input(**of_input, mean=_as_tuple(own.get("mean")), std=_as_tuple(own.get("std")))
-        )
+        return Tiling(**given, input=Input(**of_input, **self._mean_and_std))
 
     @property
     def voi(self) -> tuple[float, float] | None:
@@ -124,13 +115,13 @@ class Settings:
         from equicam.models.preprocessing import with_preprocessing
 
         own = self.sections["preprocessing"]
-        return with_preprocessing(
-            model,
-            size=own.get("size"),
-            crop=own.get("crop"),
-            mean=_as_tuple(own.get("mean")),
-            std=_as_tuple(own.get("std")),
-        )
+        return with_preprocessing(model, size=own.get("size"), crop=own.get("crop"), **self._mean_and_std)
+
+    @property
+    def _mean_and_std(self) -> dict[str, Any]:
+        own = self.sections["preprocessing"]
+        given = {name: own[name] for name in ("mean", "std") if name in own}
+        return {name: tuple(one) if isinstance(one, list) else (one,) for name, one in given.items()}
 
     def save(self, file: Path | None) -> None:
         """Write them as a recipe file, with what the recipe decides by default; another file of that name stays."""
@@ -144,9 +135,7 @@ class Settings:
             if values
         ).encode(errors="replace")
         if file.exists() and (not file.is_file() or file.read_bytes() != text):
-            raise EquicamError(
-                f"--save-recipe {str(file)!r}", "a file that is not there", "another", "another name"
-            )
+            raise EquicamError("--save-recipe", "a new file", repr(str(file)), "another name")
         file.write_bytes(text)
 
 
@@ -157,16 +146,13 @@ def _read(file: Path) -> dict[str, dict[str, Any]]:
         raise EquicamError(what, "an existing file", "none", "its full path")
     with file.open("rb") as opened:
         data = opened.read(MAX_BYTES + 1)
+    fix = "equicam audit --save-recipe, which writes one"
     if len(data) > MAX_BYTES:
-        raise EquicamError(
-            what, f"at most {MAX_BYTES:,} bytes", "more", "equicam audit --save-recipe, which writes one"
-        )
+        raise EquicamError(what, f"at most {MAX_BYTES:,} bytes", "more", fix)
     try:
         found: dict[str, dict[str, Any]] = tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:
-        raise EquicamError(
-            what, "TOML", str(error)[:200], "equicam audit --save-recipe, which writes one"
-        ) from error
+        raise EquicamError(what, "TOML", str(error)[:200], fix) from error
     for section, values in found.items():
         if section not in SECTIONS or not isinstance(values, dict):
             raise not_one_of(f"a section of {what}", SECTIONS, section[:80], f"[{next(iter(SECTIONS))}]")
@@ -175,7 +161,7 @@ def _read(file: Path) -> dict[str, dict[str, Any]]:
             if kinds is None:
                 raise not_one_of(f"[{section}] of {what}", SECTIONS[section], name[:80], "no other name")
             if not any(_KINDS[kind](value) for kind in kinds):
-                raise EquicamError(f"{name} in {what}", " or ".join(kinds), repr(value)[:80], f"no {name}")
+                raise EquicamError(f"{name} in {what}", " or ".join(kinds), _shown(value), f"no {name}")
     return found
 
 
@@ -210,12 +196,11 @@ def parse_views(given: int | str | list[int | float] | None) -> "int | Views | N
         ) from error  # fmt: skip
 
 
-def _as_number(text: str | None) -> int | str | None:
-    return int(text) if text is not None and text.isdecimal() else text
-
-
-def _as_tuple(given: int | float | list[int | float] | None) -> tuple[int | float, ...] | None:
-    return None if given is None else tuple(given) if isinstance(given, list) else (given,)
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)[:80]
+    except (ValueError, RecursionError):  # Python writes no number of more than 4,300 digits
+        return "more than can be shown"
 
 
 def _toml(value: Any) -> str:

@@ -61,12 +61,11 @@ def triage(
         answer("triage", triage_document(opened, ranked))
         print_triage(opened, ranked)
     if ranked.queue():
-        first = causal_command(opened)
-        trusted = ", if you trust the code of that model" if first and " --model " in first else ""
-        note(
-            f"next: equicam review {shlex.quote(str(run))}"
-            + (f", or first, to see whether the drift is signal or noise{trusted}: {first}" if first else "")
-        )
+        first, causal_test = causal_command(opened), ""
+        if first:
+            trusted = ", if you trust the code of that model" if " --model " in first else ""
+            causal_test = f", or first, to see whether the drift is signal or noise{trusted}: {first}"
+        note(f"next: equicam review {shlex.quote(str(run))}{causal_test}")
 
 
 def causal(
@@ -115,22 +114,15 @@ def report(
 
         path = equicam.open_run(run, source).report(top)
         facts = read_json(path.with_suffix(".json"))
-    left = facts["remainder"]
-    sentence = left["sentence"] if left else None
-    counts = {name: facts["summary"][name] for name in ("images", "done", "ok", "bad", "queue")}
+    sentence, last_hash = facts["remainder"] and facts["remainder"]["sentence"], facts["log"]["last_hash"]
     files = {"run": str(run), "report": str(path), "json": str(path.with_suffix(".json"))}
-    words = facts["steadiness"]["words"]
-    answer(
-        "report",
-        files
-        | counts
-        | {"unstable": facts["unstable"]["count"], "steadiness": words, "remainder": sentence}
-        | {"last_hash": facts["log"]["last_hash"]},
-    )
+    counts = {name: facts["summary"][name] for name in ("images", "done", "ok", "bad", "queue")}
+    about = {"unstable": facts["unstable"]["count"], "steadiness": facts["steadiness"]["words"]}
+    answer("report", files | counts | about | {"remainder": sentence, "last_hash": last_hash})
     if sentence:
         say(sentence)
     say(f"report: {path}")
-    say(LAST_HASH.format(facts["log"]["last_hash"]))
+    say(LAST_HASH.format(last_hash))
 
 
 def export(

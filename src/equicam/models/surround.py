@@ -5,6 +5,7 @@ that crops the centre, as torchvision's and timm's do, leaves a margin; any othe
 size for all images: margin that is missing is reflected, as `Views.act` would.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,10 +17,14 @@ from PIL import Image
 from torch import Tensor
 
 from equicam.core.transforms import canvas_size
+from equicam.core.views import crop_centre
 from equicam.errors import EquicamError
 from equicam.images.formats import LevelPixels, to_rgb
 from equicam.models.images import (
+    Images,
+    as_batch,
     input_bytes,
+    open_images,
     preprocess_image,
     preprocessing_failure,
     preprocessing_of,
@@ -104,6 +109,48 @@ def _level_numbers(
     every = WindowPixels(levels, np.ones((1, 256), bool), (0, 0), 256, scale, mean, std)
     found: NDArray[np.float32] = preprocess_window(None, every)[:, 0].numpy()
     return found
+
+
+def open_with_surround(
+    model: Model, images: Images | Sequence[Surround], has_context: bool, window: int | tuple[int, int] | None
+) -> tuple[Float[Tensor, "b c H W"], tuple[int, int] | None, list[tuple[int, int]]]:
+    """The batch; the size of the window in it, if it has context; and the margin that each image has around that."""
+    if isinstance(images, Tensor):
+        if window is None and has_context:
+            raise EquicamError(
+                "context", "images, which the model's preprocessing crops, or a window in the tensor", "a tensor",
+                "window=224",
+            )  # fmt: skip
+        if window is None:
+            return as_batch(model, images, check=False), None, []
+        _, x, size = crop_to_window(as_batch(model, images, check=False), window)
+        margin = ((x.shape[-2] - size[0]) // 2, (x.shape[-1] - size[1]) // 2)
+        return x, size, [margin] * len(x)
+    if window is not None:
+        raise EquicamError("window", "a tensor of preprocessed pixels", "images or paths", 'context="auto"')
+    if not has_context:  # surrounds come with context only
+        return as_batch(model, images, check=False), None, []  # type: ignore[arg-type]
+    given = list(images) if isinstance(images, list | tuple) else []
+    found = [one for one in given if isinstance(one, Surround)]
+    if not found or len(found) < len(given):
+        found = [preprocess_surround(model, image) for image in open_images(images)]
+    whole, size = stack_surrounds(found)
+    return as_batch(model, whole, check=False), size, [one.margin for one in found]
+
+
+def crop_to_window(
+    x: Tensor, window: int | tuple[int, int]
+) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b c H W"], tuple[int, int]]:
+    """The window, the images around it (without a last row or column that would shift the centre), and its size."""
+    height, width = (window, window) if isinstance(window, int) else window
+    if not 2 <= height <= x.shape[-2] or not 2 <= width <= x.shape[-1]:
+        raise EquicamError(
+            "window", f"at least 2 and at most {x.shape[-2]}×{x.shape[-1]}, the size of the images", f"{height}×{width}",
+            "window=224, or no window",
+        )  # fmt: skip
+    rows, columns = x.shape[-2] - (x.shape[-2] - height) % 2, x.shape[-1] - (x.shape[-1] - width) % 2
+    x = x[..., :rows, :columns]
+    return crop_centre(x, (height, width)), x, (height, width)
 
 
 def surround_bytes(model: Model, context: str, tiling: Tiling | None = None) -> int:
