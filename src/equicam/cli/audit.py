@@ -13,7 +13,7 @@ from typer import Exit, Option
 
 from equicam.cli import options
 from equicam.cli.recipe_file import Settings
-from equicam.cli.shared import load_on_engine
+from equicam.cli.loading import load_on_engine
 from equicam.console import (
     FAILED,
     GATE_FAILED,

@@ -9,7 +9,7 @@ from typer import Option
 
 from equicam.cli import options
 from equicam.cli.recipe_file import Settings
-from equicam.cli.shared import load_on_engine
+from equicam.cli.loading import load_on_engine
 from equicam.console import FAILED, answer, complain, console, exit_on_error, output, say, split_commas
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typer import Argument, Option
 from equicam.cli import options
 from equicam.cli.recipe_file import Settings
 from equicam.cli.run_output import format_value
-from equicam.cli.shared import load_here
+from equicam.cli.loading import load_here
 from equicam.console import (
     FAILED,
     answer,

@@ -2,8 +2,6 @@
 
 import threading
 import webbrowser
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,9 +9,9 @@ from typer import Argument, Option
 
 from equicam.cli import options
 from equicam.cli.recipe_file import Settings
-from equicam.cli.shared import load_here
+from equicam.cli.loading import load_here
 from equicam.console import answer, exit_on_error, note, output, say, split_commas
-from equicam.errors import EquicamError
+from equicam.errors import EquicamError, needing
 
 if TYPE_CHECKING:
     from equicam.runs.review.server import Links
@@ -55,7 +53,7 @@ def open(  # noqa: A001  # the command's name
         for path in paths:
             if not path.is_file():
                 raise EquicamError(f"image {str(path)!r}", "an existing file", "none", "its full path")
-        with _needing_web_server("equicam open"):
+        with needing("review", "equicam open"):
             from equicam.live.app import serve_live
         settings = Settings.of(
             recipe, recipe={"method": method}, model={"layer": layer, "classes": split_commas(classes)}
@@ -120,24 +118,13 @@ def review(
             return
         if output.json:
             raise EquicamError("--json", "--import or --export", "neither", "no --json")
-        with _needing_web_server("equicam review"):
+        with needing("review", "equicam review"):
             from equicam.runs.review.app import serve_review
         ending = "Ctrl-C stops the page; every verdict is saved the moment it is given."
         serve_review(
             store, reviewers=names, blind=blinding, blind_class=blind_class, port=port,
             announce=lambda links: _announce("review", links, ending, browser=browser),
         )  # fmt: skip
-
-
-@contextmanager
-def _needing_web_server(command: str) -> Iterator[None]:
-    """Name the extra that installs the web libraries, whose import fails without it."""
-    try:
-        yield
-    except ImportError as error:
-        raise EquicamError(
-            command, "FastAPI and uvicorn", f"no module {error.name}", "pip install 'equicam[review]'"
-        ) from error
 
 
 def _announce(name: str, links: "Links", ending: str, *, browser: bool) -> None:

@@ -17,7 +17,6 @@ from equicam.cli.run_output import (
     triage_document,
     verification_document,
 )
-from equicam.cli.shared import count_progress
 from equicam.console import FAILED, GATE_FAILED, answer, exit_on_error, note, say, show_progress
 from equicam.runs import CAUSAL_IMAGES
 
@@ -90,9 +89,15 @@ def causal(
         import equicam
 
         opened = equicam.open_run(run)
-        with count_progress("signal or noise", min(n, opened.manifest.images)) as tick:
+        with show_progress("signal or noise", min(n, opened.manifest.images)) as progress:
             found = opened.causal(
-                n, seed=seed, model=model, source=source, weights=weights, device=device, tick=tick
+                n,
+                seed=seed,
+                model=model,
+                source=source,
+                weights=weights,
+                device=device,
+                tick=progress.advance,
             )
     answer("causal", {"run": str(run), "sentence": found.sentence} | found.to_json())
     print_causal(found)
@@ -213,10 +218,10 @@ def verify(
         import equicam
 
         opened = equicam.open_run(run)
-        with count_progress("recomputing", min(sample, opened.manifest.images)) as tick:
+        with show_progress("recomputing", min(sample, opened.manifest.images)) as progress:
             found = opened.verify(
                 sample, seed=seed, noted_hash=noted_hash, model=model, source=source, weights=weights, device=device,
-                tick=tick,
+                tick=progress.advance,
             )  # fmt: skip
     answer("verify", {"run": str(run)} | verification_document(found))
     print_verification(found)

@@ -1,11 +1,10 @@
-"""Helpers of several commands: the model and the engine, and progress."""
+"""Helpers of several commands: the model, and the engine that computes."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from equicam.console import note, resolve_device, show_progress, split_commas
+from equicam.console import note, resolve_device, split_commas
 from equicam.errors import EquicamError
 
 if TYPE_CHECKING:
@@ -21,7 +20,10 @@ def set_preprocessing(model: "Model", settings: "Settings") -> "Model":
     from equicam.models.preprocessing import preprocessing_facts, preprocessing_sentence
 
     model = settings.preprocess(model)
-    note_embedded(model.name)
+    if model.name == "embedded":  # which is the model where none is named
+        note(
+            "model embedded: small, synthetic, for demonstrations only; name yours, such as --model resnet50"
+        )
     note(preprocessing_sentence(preprocessing_facts(model)))
     return model
 
@@ -82,18 +84,3 @@ def _resolve_engine(
         raise EquicamError("address and actors", "engine ray", "engine local", 'engine="ray"')
     names = split_commas(device) or []
     return ("cpu", Devices(tuple(names), source)) if len(names) > 1 else (resolve_device(device), None)
-
-
-@contextmanager
-def count_progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Progress that the yielded function advances."""
-    with show_progress(title, total) as progress:
-        yield progress.advance
-
-
-def note_embedded(name: str | None) -> None:
-    """Say that the embedded model is a toy, which is the model where none is named."""
-    if name == "embedded":
-        note(
-            "model embedded: small, synthetic, for demonstrations only; name yours, such as --model resnet50"
-        )
