@@ -163,6 +163,7 @@ def job_with(model, folder) -> AuditJob:
         (("--device", "cuda:0,cuda:0"), "each once"),
         (recipe("run.actors = 2"), 'try engine = "ray" in the recipe file'),
         (recipe("run.engine = 'spark'"), "local or ray"),
+        (recipe("run.engine = 'ray'", "run.address = '10.0.0.1:6379'"), "try RAY_ADDRESS=host:port in the"),
     ],
 )
 def test_engines_that_make_no_sense_are_refused(patches, tmp_path, options, word):
@@ -279,13 +280,9 @@ def test_an_actor_is_killed_and_no_row_is_missing_or_doubled(many, whole_of_many
 @ray_there
 def test_the_head_goes_and_comes_back(many, whole_of_many, tmp_path):
     out = tmp_path / "run"
-    options = ("audit", many, "--out", out)
-
-    def at(address):
-        return recipe(*EIGHT_ON_RAY, f"run.address = '{address}'")
-
+    options = ("audit", many, "--out", out, *recipe(*EIGHT_ON_RAY, "run.address = 'auto'"))
     with _head(tmp_path) as (address, stop):
-        process = equicam_process(*options, *at(address), env=RAY_ENV)
+        process = equicam_process(*options, env=RAY_ENV | {"RAY_ADDRESS": address})
         while len(list(out.glob("items/*.parquet"))) < 5:
             assert process.poll() is None, process.communicate()[0]
             time.sleep(0.05)
@@ -295,7 +292,7 @@ def test_the_head_goes_and_comes_back(many, whole_of_many, tmp_path):
     there = len(list(out.glob("items/*.parquet")))
     assert 5 <= there < 38
     with _head(tmp_path) as (address, _):
-        code, said = equicam_command(*options, *at(address), env=RAY_ENV)
+        code, said = equicam_command(*options, env=RAY_ENV | {"RAY_ADDRESS": address})
     assert code == 0, said
     assert same(out, whole_of_many)
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Exit, Option
 
 from equicam.cli import options
-from equicam.cli.recipe_file import Settings
 from equicam.cli.loading import load_on_engine
+from equicam.cli.recipe_file import Settings
 from equicam.console import (
     FAILED,
     GATE_FAILED,

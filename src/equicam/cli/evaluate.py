@@ -8,8 +8,8 @@ import typer
 from typer import Option
 
 from equicam.cli import options
-from equicam.cli.recipe_file import Settings
 from equicam.cli.loading import load_on_engine
+from equicam.cli.recipe_file import Settings
 from equicam.console import FAILED, answer, complain, console, exit_on_error, output, say, split_commas
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from rich.table import Column, Table
 from typer import Argument, Option
 
 from equicam.cli import options
+from equicam.cli.loading import load_here
 from equicam.cli.recipe_file import Settings
 from equicam.cli.run_output import format_value
-from equicam.cli.loading import load_here
 from equicam.console import (
     FAILED,
     answer,

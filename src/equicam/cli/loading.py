@@ -74,6 +74,11 @@ def _resolve_engine(
     from equicam.engines.devices import Devices
 
     engine, address, actors = (of_run.get(name) for name in ("engine", "address", "actors"))
+    if address not in (None, "auto"):
+        raise EquicamError(
+            "address in a recipe file", "auto: nothing connects to an address that only a file names", repr(address),
+            "RAY_ADDRESS=host:port in the environment",
+        )  # fmt: skip
     if engine == "ray":
         from equicam.engines.ray import Cluster, best_device
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from equicam.cli import options
-from equicam.cli.recipe_file import Settings
 from equicam.cli.loading import load_here
+from equicam.cli.recipe_file import Settings
 from equicam.console import answer, exit_on_error, note, output, say, split_commas
 from equicam.errors import EquicamError, needing
 
