@@ -76,14 +76,6 @@ def test_views_have_names(tmp_path, patch, typed, labels):
     assert json.loads((tmp_path / "patch.json").read_text())["views"] == labels
 
 
-def test_the_authors_grid_reports_the_presented_confidence(tmp_path, patch):
-    for views in ("6", "3"):
-        run("explain", patch, "--out", tmp_path, "--views", views, *recipe("recipe.protocol = 'paper'"))
-        facts = json.loads((tmp_path / "patch.json").read_text())
-        e = equicam.explain(equicam.load("embedded"), patch, views=1)
-        np.testing.assert_allclose(facts["confidence"], e.confidence[0], atol=1e-5)
-
-
 def test_one_view_has_no_uncertainty_to_draw(tmp_path, patch):
     output = run("explain", patch, "--out", tmp_path / "out", "--method", "grad-cam", columns=200)
     assert written(tmp_path / "out", "patch") == {
@@ -132,23 +124,6 @@ def test_safe_stems_are_short_plain_and_never_twice():
     assert stems[0] == "x"
     assert len({s.lower() for s in stems}) == len(stems)
     assert all(s[0].isalnum() and "/" not in s and len(s) < 100 for s in stems)
-
-
-def test_the_demo_audits_ranks_verifies_and_reports(tmp_path):
-    output, report = (
-        run("demo", "--out", tmp_path / "demo", "--count", 10),
-        tmp_path / "demo/run-10/report.html",
-    )
-    words = (
-        " in the queue:",
-        "5 recomputed images",
-        "no differences",
-        "Synthetic",
-        "the first tenth by stability holds ",
-    )
-    assert all(one in " ".join(output.split()) for one in (*words, str(report)))
-    assert "patch-" in report.read_text()
-    assert len(list((tmp_path / "demo" / "images-10").iterdir())) == 10
 
 
 @pytest.mark.slow
@@ -237,19 +212,20 @@ def test_evaluate_prints_values_floors_and_skill_and_keeps_rows(tmp_path, patche
     assert "methods was" in run(*command, "--views", 6, code=2)
 
 
-@pytest.mark.parametrize(("group", "label"), [("dihedral", "45° mirrored"), ("scale", "× 1.25")])
-def test_evaluate_under_another_group(tmp_path, group, label):
+def test_evaluate_under_another_group(tmp_path):
+    (tmp_path / "source").mkdir()
     for i, patch in enumerate(synthetic_patches(6)):
-        folder = tmp_path / "source" / ("normal", "tumour")[i % 2]
-        folder.mkdir(parents=True, exist_ok=True)
-        patch.save(folder / f"{i}.png")
-    out = tmp_path / "rows.parquet"
-    command = ("evaluate", tmp_path / "source", "--methods", "grad-cam", "--group", group, "--n", 6)
-    output = run(*command, "--out", out, "--details")
+        patch.save(tmp_path / "source" / f"{i}.png")
+    command = ("evaluate", tmp_path / "source", "--methods", "grad-cam", "--group", "dihedral")
+    output = run(*command, "--out", tmp_path / "rows.parquet", "--details")
     assert "skill" in output
-    assert label in output
-    rows = [r for r in pq.read_table(out).to_pylist() if r["score"] == "eq" and r["region"] == "disc"]
-    values = [r["value"] for r in rows if r["presentation"] == label]
+    assert "45° mirrored" in output
+    rows = [
+        r
+        for r in pq.read_table(tmp_path / "rows.parquet").to_pylist()
+        if (r["score"], r["region"]) == ("eq", "disc")
+    ]
+    values = [r["value"] for r in rows if r["presentation"] == "45° mirrored"]
     assert len(values) == 6
     assert np.std([r["value"] for r in rows]) > 0.01
     assert 0.2 < np.mean(values) < 1

@@ -82,11 +82,21 @@ def test_every_command_that_answers_has_a_schema():
             jsonschema.Draft202012Validator(schema).validate({"command": path.stem})
 
 
-def test_demo_answers(tmp_path):
+def test_the_demo_audits_ranks_verifies_and_reports(tmp_path):
     document = answer("demo", "--out", tmp_path, "--count", 10)
     assert document["explained"] == document["images"] == 10
     assert document["verified"]
-    assert Path(document["report"]).is_file()
+    assert "patch-" in Path(document["report"]).read_text()
+    assert len(list((tmp_path / "images-10").iterdir())) == 10
+    output = " ".join(invoke("demo", "--out", tmp_path, "--count", 10).output.split())  # resumed
+    words = (
+        "in the queue:",
+        "5 recomputed images",
+        "no differences",
+        "Synthetic",
+        "the first tenth by stability holds ",
+    )
+    assert all(one in output for one in (*words, document["report"]))
 
 
 def test_explain_answers(tmp_path, patches):
@@ -359,18 +369,14 @@ def test_a_run_with_other_preprocessing_keeps_it(patches, tmp_path):
     given = json.loads((out / "manifest.json").read_text())["given_preprocessing"]
     assert (given["size"], given["crop"]) == (96, 64)
     assert answer("verify", out, "--sample", 2, "--device", "cpu")["recomputed"] == 2
+    invoke("audit", patches, "--out", tmp_path / "plain", "--views", 2)
     first, second = (
         [row["confidence"] for row in equicam.open_run(folder).items.to_pylist() if row["status"] == "ok"]
-        for folder in (out, _plain_run(patches, tmp_path))
+        for folder in (out, tmp_path / "plain")
     )
     assert np.abs(np.subtract(first, second)).max() > 0.01
     refused = invoke("audit", patches, "--out", out, "--views", 2, code=2)
     assert "given_preprocessing was" in refused.stderr
-
-
-def _plain_run(patches, tmp_path):
-    invoke("audit", patches, "--out", tmp_path / "plain", "--views", 2)
-    return tmp_path / "plain"
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,8 @@ def audit(
             recipe, recipe={"method": method, "views": views}, model={"layer": layer},
             tiling={"tile": tile, "mpp": mpp, "mpp_is": mpp_is, "stride": stride, "bands": bands},
         )  # fmt: skip
-        tiling, window, of_run = settings.tiling, settings.voi, settings.sections["run"]
+        chosen, tiling, window = settings.recipe, settings.tiling, settings.voi
+        of_run = settings.sections["run"]
         settings.save(save_recipe)
         # before the model, which takes long
         listed = list_source(source, split=of_run.get("split"), frames=tiling is None, tick=progress.advance)
@@ -90,7 +91,7 @@ def audit(
             refuse_unreachable(gates, len(listed) if n is None else min(n, len(listed)))
         loaded, engine = load_on_engine(settings, model, weights, device, tiled=True)
         run = equicam.audit(
-            source, loaded, out, recipe=settings.recipe, target=target, tiling=tiling, n=n, voi=window, listed=listed,
+            source, loaded, out, recipe=chosen, target=target, tiling=tiling, n=n, voi=window, listed=listed,
             **{name: of_run[name] for name in ("split", "calibrate", "shard_size", "workers") if name in of_run},
             weights_from=absolute_weights(weights), engine=engine,
             progress=partial(progress.update, title="auditing", unit="images"),

@@ -121,7 +121,9 @@ class Settings:
     def _mean_and_std(self) -> dict[str, Any]:
         own = self.sections["preprocessing"]
         given = {name: own[name] for name in ("mean", "std") if name in own}
-        return {name: tuple(one) if isinstance(one, list) else (one,) for name, one in given.items()}
+        return {
+            name: tuple(map(float, one if isinstance(one, list) else [one])) for name, one in given.items()
+        }
 
     def save(self, file: Path | None) -> None:
         """Write them as a recipe file, with what the recipe decides by default; another file of that name stays."""
