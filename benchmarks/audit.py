@@ -18,7 +18,6 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -93,12 +92,12 @@ def main() -> None:
         model = equicam.wrap(net, layer="layer4")
         side = canvas_size((TILE, TILE))[0] if options.slide else TILE
         x = torch.randn(options.shard_size, 3, side, side, device=options.device)
-        how: dict[str, Any] = {"views": options.views, "dtype": dtype, "compiled": options.fast}
+        recipe = equicam.Recipe(views=options.views, dtype=dtype, compiled=options.fast)
 
         def explain() -> float:
             start = time.perf_counter()
             for _ in range(options.images // options.shard_size):
-                found = equicam.explain(model, x, window=TILE if options.slide else None, **how)
+                found = equicam.explain(model, x, recipe=recipe, window=TILE if options.slide else None)
             found.target.tolist()
             return time.perf_counter() - start
 
@@ -107,7 +106,7 @@ def main() -> None:
         for round_ in range(options.rounds + 1):  # the first warms up
             of_explain, start = explain(), time.perf_counter()
             run = equicam.audit(
-                source, model, folder / f"run{round_}", tiling=tiling, n=options.images, shard_size=options.shard_size, workers=options.workers, **how
+                source, model, folder / f"run{round_}", tiling=tiling, n=options.images, shard_size=options.shard_size, workers=options.workers, recipe=recipe
             )  # fmt: skip
             of_audit = time.perf_counter() - start
             images = run.manifest.images

@@ -21,7 +21,7 @@ The public names by task, written by `scripts/api_reference.py`; `help(equicam.e
 """
 GROUPS = {
     "Load a model": ["load", "wrap", "Model", "Layout", "Input"],
-    "Explain images": ["explain", "Explanation", "equivariant", "methods"],
+    "Explain images": ["explain", "Explanation", "Recipe", "equivariant", "methods"],
     "Choose views": ["rotate", "Views", "Transform"],
     "Make a method": ["Method", "Fusion", "uniform", "KeepConfident", "SoftGate"],
     "Measure methods": ["evaluate", "scores"],

@@ -94,7 +94,7 @@ def constants(model: Model, rows: list[tuple[Path, str]], device: str) -> dict[s
     for i in track(range(0, len(rows), IMAGES_PER_BATCH), "score-cam"):
         x = batch(rows[i : i + IMAGES_PER_BATCH]).to(device)
         for name, protocol in (("canonical", "ours"), ("as published", "paper")):
-            found = equicam.explain(model, x, method="score-cam", protocol=protocol)
+            found = equicam.explain(model, x, method="score-cam", recipe=equicam.Recipe(protocol=protocol))
             count[name] += sum(bool(f & {"blank", "constant"}) for f in found.flags)
     return {name: hits / len(rows) for name, hits in count.items()}
 

@@ -118,8 +118,10 @@ def make_run(folder: Path) -> Path:
         label = ("normal", "tumour")[patch.label]
         (images / label).mkdir(parents=True, exist_ok=True)
         Image.fromarray(patch.image).save(images / label / f"patch-{i:03d}.png")
+    calibrate = folder / "calibrate.toml"
+    calibrate.write_text("[run]\ncalibrate = 80\n")
     for arguments in (
-        ["audit", str(images), "--model", "embedded", "--calibrate", "80", "--out", str(run)],
+        ["audit", str(images), "--model", "embedded", "--recipe", str(calibrate), "--out", str(run)],
         ["triage", str(run), "--budget", "60%"],
         ["causal", str(run)],
     ):

@@ -1,8 +1,10 @@
 """Tiny seeded networks in float64, and what every comparison asks first."""
 
 import os
+import tempfile
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +24,17 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 else:
     torch.set_num_threads(2)
+
+
+RECIPES = tempfile.TemporaryDirectory()
+
+
+@cache
+def recipe(*lines: str) -> tuple[str, str]:
+    """The options of a command that takes these lines as its recipe file, such as run.workers = 1."""
+    file = Path(RECIPES.name) / f"{len(list(Path(RECIPES.name).iterdir()))}.toml"
+    file.write_text("\n".join(lines))
+    return "--recipe", str(file)
 
 
 class Cnn(nn.Module):

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from equicam.rasters.options import Tiling as Tiling
     from equicam.readers.layout import Layout as Layout
     from equicam.readers.model import Model as Model
+    from equicam.recipe import Recipe as Recipe
 
 _HOME = {
     "EquicamError": "errors",
@@ -46,6 +47,7 @@ _HOME = {
     "Layout": "readers.layout",
     "Method": "methods",
     "Model": "readers.model",
+    "Recipe": "recipe",
     "Run": "audit.run",
     "SoftGate": "core.weights",
     "Tiling": "rasters.options",

@@ -11,14 +11,15 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from rich.console import Console
+from typer.models import OptionInfo
 
 from equicam.errors import EquicamError, ModelError
 
@@ -42,12 +43,8 @@ _OPTIONS = {
 """Of every command, with what they do."""
 LOG = logging.getLogger(__name__)
 FULL_DISK = {errno.EFBIG, errno.ENOSPC, errno.EDQUOT}
-ARGUMENT = re.compile(
-    r"\b(views|fill|context|method|layer|weights|classes|target|tau|gamma|dtype|compiled|protocol|group|split|group_by"
-    r"|n|device|seed|calibrate|by|control|unstable|more|tile|stride|tissue|bands|scale|mpp|display|size|crop|mean|std)"
-    r"=(\"[^\"]*\"|\S+)"
-)
-"""An argument of the library that the command line has as an option."""
+ARGUMENT = re.compile(r"""\b(Recipe\()?([a-z_]+)=("[^"]*"|[^\s)]*[^\s,;.)])(?(1)\))""")
+"""An argument of the library in the advice of an error: fill="zeros", views=18, Recipe(seed=1)."""
 
 
 @dataclass
@@ -57,6 +54,8 @@ class Output:
     json: bool = False
     quiet: bool = False
     verbose: bool = False
+    options: Mapping[str, str] = field(default_factory=dict)  # how each argument is typed
+    in_file: Collection[str] = ()  # arguments that a recipe file may hold
 
 
 output = Output()
@@ -75,18 +74,27 @@ def _show_warning(message: Warning | str, *_where: Any, **_options: Any) -> None
     note(str(message))
 
 
-def with_output_options(command: Callable[..., None], *, answers: bool) -> Callable[..., None]:
-    """The command with --quiet and --verbose, and --json if it answers."""
+def with_output_options(
+    command: Callable[..., None], *, answers: bool, in_file: Collection[str] = ()
+) -> Callable[..., None]:
+    """The command with --quiet and --verbose, and --json if it answers; `in_file` are the names of a recipe file."""
     extra: dict[str, Any] = {
         name: Annotated[bool, typer.Option(f"--{name}", help=does, rich_help_panel="Output")]
         for name, does in _OPTIONS.items()
         if answers or name != "json"
     }
     signature = inspect.signature(command)
+    typed = {
+        "compiled" if name == "compile_" else name.rstrip("_"): flag
+        for name, one in signature.parameters.items()
+        if (flag := _flag(name, get_args(one.annotation)))
+    }
+    in_file = in_file if "recipe" in typed else ()
 
     @wraps(command)
     def run(**given: Any) -> None:
-        chosen = Output(**{name: given.pop(name, False) for name in _OPTIONS})
+        flags = {name: given.pop(name, False) for name in _OPTIONS}
+        chosen = Output(**flags, options=typed, in_file=in_file)
         if chosen.quiet and chosen.verbose:
             raise typer.BadParameter("--quiet and --verbose exclude each other")
         with _output(chosen):
@@ -105,8 +113,7 @@ def with_output_options(command: Callable[..., None], *, answers: bool) -> Calla
 def _output(chosen: Output) -> Iterator[None]:
     log, lines = logging.getLogger("equicam"), _LogLines()
     level = log.level
-    output.json, output.quiet, output.verbose = chosen.json, chosen.quiet, chosen.verbose
-    console.quiet, notices.quiet = chosen.json, chosen.quiet
+    _set_output(chosen)
     lines.setFormatter(logging.Formatter("%(name)s: %(message)s" if chosen.verbose else "%(message)s"))
     log.addHandler(lines)
     log.setLevel(logging.DEBUG if chosen.verbose else logging.WARNING)
@@ -117,7 +124,21 @@ def _output(chosen: Output) -> Iterator[None]:
     finally:
         log.removeHandler(lines)
         log.setLevel(level)
-        output.json = output.quiet = output.verbose = console.quiet = notices.quiet = False
+        _set_output(Output())
+
+
+def _set_output(chosen: Output) -> None:
+    for one in fields(Output):
+        setattr(output, one.name, getattr(chosen, one.name))
+    console.quiet, notices.quiet = chosen.json, chosen.quiet
+
+
+def _flag(name: str, annotation: tuple[Any, ...]) -> str | None:
+    """How an option is typed; None for an argument."""
+    for one in annotation:
+        if isinstance(one, OptionInfo):
+            return next(iter(one.param_decls or ()), f"--{name.replace('_', '-')}").partition("/")[0]
+    return None
 
 
 def answer(command: str, document: Mapping[str, Any]) -> None:
@@ -200,14 +221,28 @@ def as_typed(error: Exception) -> str:
             needs, got = "to be a folder", "a file"
         error = EquicamError(repr(os.fspath(error.filename)), needs, got, "another path")
     if isinstance(error, EquicamError):
-        fix = ARGUMENT.sub(lambda found: _as_option(found[1], found[2].strip('"')), error.fix)
+        fix = ARGUMENT.sub(_as_option, error.fix)
         error = EquicamError(error.what, error.needs, error.got, fix)
     return plain(error)
 
 
-def _as_option(argument: str, value: str) -> str:
-    option = "--compile" if argument == "compiled" else f"--{argument.replace('_', '-')}"
-    return {"None": f"no {option}", "False": f"no {option}", "True": option}.get(value, f"{option} {value}")
+def _as_option(found: re.Match[str]) -> str:
+    """An argument as an option of the command, or as a line of its recipe file; as it is where it is neither."""
+    name, value = found[2], found[3]
+    if option := output.options.get(name):
+        value = value.strip('"')
+        return f"no {option}" if value in ("None", "False") else f"{option} {value}".removesuffix(" True")
+    if name not in output.in_file:
+        return found[0]
+    if value == "None":
+        return f"no {name} in the recipe file"
+    if value in ("True", "False"):
+        value = value.lower()
+    elif re.fullmatch(r"-?[\d.]+(,-?[\d.]+)+", value):
+        value = f"[{value.replace(',', ', ')}]"
+    elif not re.fullmatch(r'-?[\d.]+|".*"|\[.*', value):
+        value = f'"{value}"'
+    return f"{name} = {value} in the recipe file"
 
 
 def parse_dtype(name: str | None) -> "torch.dtype | None":

@@ -1,8 +1,9 @@
 """Explain images: read rotated views, align what was read, average, and measure how far the views disagree."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -17,12 +18,12 @@ from equicam.core.weights import uniform
 from equicam.errors import EquicamError
 from equicam.explanation import Explanation as Explanation
 from equicam.methods import Method, resolve, resolve_fill
-from equicam.models.images import Images, as_batch, open_images, read_arrays
+from equicam.models.images import Images, as_batch, read_arrays
 from equicam.models.layers import wrap
-from equicam.models.surround import Surround, preprocess_surround, stack_surrounds
+from equicam.models.surround import Surround, crop_to_window, open_with_surround
 from equicam.readers.model import Model
 from equicam.readers.reading import external
-from equicam.recipe import CONTEXTS, Recipe
+from equicam.recipe import Recipe
 from equicam.runtime.executor import Executor
 from equicam.runtime.pending import Pending, join_side_stream, side_stream
 from equicam.runtime.view_reader import Target, ViewReader, as_targets
@@ -32,91 +33,44 @@ def explain(
     model: Model | nn.Module,
     images: Images | Sequence[Surround],
     *,
-    method: str | Fusion | Method = "equigrad-cam",
+    recipe: Recipe | None = None,
+    method: str | Fusion | Method | None = None,
     views: int | Views | None = None,
     target: Target = None,
-    fill: Fill | None = None,
-    protocol: str = "ours",
-    tau: int | float | None = None,
-    gamma: int | float | None = None,
-    context: str = "none",
+    context: str | None = None,
     window: int | tuple[int, int] | None = None,
     dtype: torch.dtype | None = None,
+    compiled: bool | None = None,
     max_views_per_forward: int | None = None,
-    compiled: bool = False,
 ) -> Explanation:
     """Explain the model's top-1 class (or `target`) on preprocessed tensors, 8-bit pixels, PIL images or paths.
 
     `target` is a class by number or name, one for all images or a list with one for each; or a function of the model's
     output that returns one value per image. Arrays and tensors of 8-bit pixels are preprocessed like image files.
-    `views` is how many or which. `protocol` is "ours" or "paper": its authors' grid, variants of methods, and fill, which
-    is "zeros"; ours is "reflect". `context="auto"` cuts views from what the model's preprocessing crops away; `window` is
+    `recipe` holds every option that decides a map (fill, protocol, tau, gamma … too); the keywords `method`, `views`,
+    `context`, `dtype` and `compiled` win. `context="auto"` cuts views from what the model's preprocessing crops away; `window` is
     the height and width in the middle of a larger tensor that the model sees, the rest being its context. `dtype` runs the
     network under autocast. `compiled` compiles the network for each new batch size, and on CUDA captures calls as graphs.
     """
     images = read_arrays(images)
+    recipe = Recipe.of(recipe, method=method, views=views, context=context, dtype=dtype, compiled=compiled)
     if not isinstance(model, Model):
-        given = images if window is None or not isinstance(images, Tensor) else _in_window(images, window)[0]
+        given = (
+            images if window is None or not isinstance(images, Tensor) else crop_to_window(images, window)[0]
+        )
         model = wrap(model, example=as_batch(None, given) if isinstance(given, Tensor) else None)
     if callable(target):
-        if compiled:
+        if recipe.compiled:
             raise EquicamError(
                 "compiled", "a class as the target: a function may not be captured", "a function", "compiled=False",
             )  # fmt: skip
         model, target = model.explaining(target), None
     with torch.inference_mode(False):
-        x, size, margins = _with_context(model, images, context, window)
-    recipe = Recipe(
-        method=method, views=views, fill=fill, protocol=protocol, tau=tau, gamma=gamma,
-        context="none" if size is None else "auto", dtype=_dtype_name(dtype, x.device), compiled=compiled,
-    )  # fmt: skip
+        x, size, margins = open_with_surround(model, images, recipe.context == "auto", window)
+    recipe = _under_autocast(replace(recipe, context="none" if size is None else "auto"), x.device)
     shown = None if size is None else Window(size)
     executor = Executor(model, recipe, max_views_per_forward, refuse_unscaled=isinstance(images, Tensor))
     return explain_batch(executor, x, target, shown, margins)
-
-
-def _with_context(
-    model: Model, images: Images | Sequence[Surround], context: str, window: int | tuple[int, int] | None
-) -> tuple[Float[Tensor, "b c H W"], tuple[int, int] | None, list[tuple[int, int]]]:
-    """The batch; the size of the window in it, if it has context; and the margin that each image has around that."""
-    if context not in CONTEXTS:
-        raise EquicamError("context", f"one of {', '.join(CONTEXTS)}", repr(context), 'context="auto"')
-    if isinstance(images, Tensor):
-        if window is None and context != "none":
-            raise EquicamError(
-                "context", "images, which the model's preprocessing crops, or a window in the tensor", "a tensor",
-                "window=224",
-            )  # fmt: skip
-        if window is None:
-            return as_batch(model, images, check=False), None, []
-        _, x, size = _in_window(as_batch(model, images, check=False), window)
-        margin = ((x.shape[-2] - size[0]) // 2, (x.shape[-1] - size[1]) // 2)
-        return x, size, [margin] * len(x)
-    if window is not None:
-        raise EquicamError("window", "a tensor of preprocessed pixels", "images or paths", 'context="auto"')
-    if context == "none":  # surrounds come with context only
-        return as_batch(model, images, check=False), None, []  # type: ignore[arg-type]
-    given = list(images) if isinstance(images, list | tuple) else []
-    found = [one for one in given if isinstance(one, Surround)]
-    if not found or len(found) < len(given):
-        found = [preprocess_surround(model, image) for image in open_images(images)]
-    whole, size = stack_surrounds(found)
-    return as_batch(model, whole, check=False), size, [one.margin for one in found]
-
-
-def _in_window(
-    x: Tensor, window: int | tuple[int, int]
-) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b c H W"], tuple[int, int]]:
-    """The window, the images around it (without a last row or column that would shift the centre), and its size."""
-    height, width = (window, window) if isinstance(window, int) else window
-    if not 2 <= height <= x.shape[-2] or not 2 <= width <= x.shape[-1]:
-        raise EquicamError(
-            "window", f"at least 2 and at most {x.shape[-2]}×{x.shape[-1]}, the size of the images", f"{height}×{width}",
-            "window=224, or no window",
-        )  # fmt: skip
-    rows, columns = x.shape[-2] - (x.shape[-2] - height) % 2, x.shape[-1] - (x.shape[-1] - width) % 2
-    x = x[..., :rows, :columns]
-    return crop_centre(x, (height, width)), x, (height, width)
 
 
 def explain_batch(
@@ -140,9 +94,12 @@ def start_explaining(
 ) -> Pending[Explanation]:
     """`explain_batch` without waiting for the device, where the recipe is compiled; `pad_to` as the executor has it."""
     method, fill = resolve(executor.recipe), resolve_fill(executor.recipe)
-    model = executor.model
-    _refuse_gate(model, method)
-    views = method.fusion.views
+    model, views = executor.model, method.fusion.views
+    if model is not None and not model.has_probabilities and method.fusion.weigh is not uniform:
+        raise EquicamError(
+            "a method that weighs views by confidence", "class probabilities", "a value, which has none",
+            'method="equigrad-cam"',
+        )  # fmt: skip
     started = executor.start(
         method.reader,
         partial(explain_group, method=method, fill=fill),
@@ -174,15 +131,6 @@ def start_explaining(
         return Explanation(**facts | found | {"flags": flags})
 
     return Pending(started.tensors, finish, started.check)
-
-
-def _refuse_gate(model: Model | None, method: Method) -> None:
-    """Refuse to weigh views by a confidence that values do not have."""
-    if model is not None and not model.has_probabilities and method.fusion.weigh is not uniform:
-        raise EquicamError(
-            "a method that weighs views by confidence", "class probabilities", "a value, which has none",
-            'method="equigrad-cam"',
-        )  # fmt: skip
 
 
 def explain_group(
@@ -241,40 +189,35 @@ def measure(fused: FusedMap) -> dict[str, Tensor]:
     return found | uncertainty
 
 
-@runtime_checkable
-class EquivariantExplainer(Protocol):
-    """An explainer averaged over aligned views."""
-
-    def __call__(self, x: Float[Tensor, "b c H W"], target: Target) -> Explanation:
-        """Explain the target class of every image."""
-
-
 def equivariant(
-    fn: Any, views: int | Views = 18, *, fill: Fill | None = None, max_views_per_forward: int | None = None
-) -> EquivariantExplainer:
-    """Any explainer `(x, target) → map` as its aligned average over views, with PEUM.
+    fn: Any,
+    views: int | Views | None = None,
+    *,
+    recipe: Recipe | None = None,
+    max_views_per_forward: int | None = None,
+) -> Callable[[Float[Tensor, "b c H W"], Target], Explanation]:
+    """Any explainer `(x, target) → map` as its aligned average over 18 views, or others, with PEUM.
 
-    Captum attributions, pytorch-grad-cam and torchcam objects are taken as they are.
+    Captum attributions, pytorch-grad-cam and torchcam objects are taken as they are. Of `recipe`, views, fill and dtype apply.
     """
-    if not isinstance(views, int | Views):
-        raise EquicamError("views", "a number of views or Views", repr(views), "views=18")
-    grid = views if isinstance(views, Views) else Views.evenly(views)
-    method = Method("an explainer of the caller's", Fusion(grid, "map", "map"), reader=external(fn))
+    method = Method(
+        "an explainer of the caller's", Fusion(Views.evenly(18), "map", "map"), reader=external(fn)
+    )
+    chosen = replace(Recipe.of(recipe, views=views), method=method, context="none", compiled=False)
+    resolve(chosen)  # refuses views that are none, before anything is explained
 
     def explainer(x: Float[Tensor, "b c H W"], target: Target) -> Explanation:
         """fn, averaged over aligned views."""
-        recipe = Recipe(method, fill=fill, dtype=_dtype_name(None, x.device))
         with torch.inference_mode(False):
             batch = as_batch(None, x)
-        return explain_batch(Executor(None, recipe, max_views_per_forward), batch, target)
+        executor = Executor(None, _under_autocast(chosen, x.device), max_views_per_forward)
+        return explain_batch(executor, batch, target)
 
     return explainer
 
 
-def _dtype_name(dtype: torch.dtype | None, device: torch.device) -> str | None:
-    """The name of the type to run the network in: the caller's, or that of an autocast around the call."""
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise EquicamError("dtype", "a floating torch.dtype", repr(dtype), "torch.bfloat16")
-    if dtype is None and torch.is_autocast_enabled(device.type):
-        dtype = torch.get_autocast_dtype(device.type)
-    return None if dtype is None else str(dtype).removeprefix("torch.")
+def _under_autocast(recipe: Recipe, device: torch.device) -> Recipe:
+    """The recipe with the type of an autocast around the call, where it names none."""
+    if recipe.dtype is None and torch.is_autocast_enabled(device.type):
+        return replace(recipe, dtype=torch.get_autocast_dtype(device.type))
+    return recipe

@@ -27,6 +27,7 @@ from equicam.overlay import MAX_DEVIATION, RgbImage, heat, overlay, stretch
 from equicam.readers.model import Model
 from equicam.readers.names import output_name
 from equicam.reasons import describe
+from equicam.recipe import Recipe
 from equicam.shards import json_ready
 
 VIEWS_PER_ROW = 9
@@ -48,12 +49,11 @@ def explain_files(
     paths: Sequence[Path],
     out: Path,
     *,
-    method: str = "equigrad-cam",
-    context: str = "none",
+    recipe: Recipe,
+    target: int | None = None,
     voi: tuple[float, float] | None = None,
-    **options: Any,
 ) -> Iterator[ExplainedFile]:
-    """Explain images and write each to `out`; a file that cannot be opened yields its error. Options as in `explain`.
+    """Explain images and write each to `out`; a file that cannot be opened yields its error.
 
     `voi` is the window (centre and width) of DICOM images, instead of their own.
     """
@@ -61,7 +61,7 @@ def explain_files(
     inside = [path.name for path in paths if path.resolve().parent == out.resolve()]
     taken = {name.split(".")[0].lower() for name in inside if name.count(".") > 1}
     out.mkdir(parents=True, exist_ok=True)
-    load = preprocess_image if context == "none" else preprocess_surround
+    load = preprocess_surround if recipe.context == "auto" else preprocess_image
     for start in range(0, len(paths), IMAGES_PER_BATCH):
         opened: list[tuple[Path, Any]] = []
         for path in paths[start : start + IMAGES_PER_BATCH]:
@@ -72,16 +72,15 @@ def explain_files(
         if not opened:
             continue
         loaded = [one for _, one in opened]
-        if context == "none":
-            x, window = stack_images(loaded), None
-        else:
+        if recipe.context == "auto":
             x, size = stack_surrounds(loaded)
             window = Window(size)
-        given = x if window is None else loaded
-        explanation = explain(model, given, method=method, context=context, **options)
+        else:
+            x, window = stack_images(loaded), None
+        explanation = explain(model, x if window is None else loaded, recipe=recipe, target=target)
         for i, (path, _) in enumerate(opened):
             stem, one = safe_stem(str(path), taken), explanation[i]
-            facts = {"image": str(path), "method": method} | _facts(model, one)
+            facts = {"image": str(path), "method": recipe.method} | _facts(model, one)
             facts["files"] = _draw_files(model, x[i : i + 1], one, facts, window, out / stem)
             (out / f"{stem}.json").write_text(json.dumps(facts, indent=2, ensure_ascii=True) + "\n")
             yield ExplainedFile(path, facts)

@@ -167,15 +167,15 @@ def resolve_fill(recipe: Recipe) -> Fill:
     By ours it is coverage where views have context or see less than all, and reflect otherwise.
     """
     protocol = find_protocol(recipe.protocol)
-    if recipe.context != "none" and not protocol.has_context:
+    if recipe.context == "auto" and not protocol.has_context:
         raise EquicamError(
-            "context", "none: the authors' views are of the input alone", repr(recipe.context), 'protocol="ours"',
+            "context", "none: the authors' views are of the input alone", repr(recipe.context), 'Recipe(protocol="ours")',
         )  # fmt: skip
     if recipe.fill:
         return as_fill(recipe.fill)
     if protocol.fill is not None:
         return protocol.fill
-    if recipe.context != "none":
+    if recipe.context == "auto":
         return "coverage"
     return "coverage" if _views(recipe, _find(recipe).fusion).radius < 1 else "reflect"
 

@@ -78,5 +78,5 @@ PROTOCOLS = {one.name: one for one in (OURS, PAPER)}
 def find_protocol(name: str) -> Protocol:
     """The protocol of a name."""
     if name not in PROTOCOLS:
-        raise EquicamError("protocol", "ours or paper", repr(name), 'protocol="ours"')
+        raise EquicamError("protocol", "ours or paper", repr(name), 'Recipe(protocol="ours")')
     return PROTOCOLS[name]

@@ -3,41 +3,55 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from equicam.errors import EquicamError, not_one_of
 
 CONTEXTS = ("none", "auto")
+DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Every option that is recorded with a map. A new one is a field here; `explain`, `audit` and the commands pass it."""
+    """Every option that decides a map, passed whole to `explain`, `audit` and `evaluate`; a keyword of theirs wins."""
 
     method: Any = "equigrad-cam"  # a name from `equicam.methods()`, or a Method or Fusion of the caller's
     views: Any = None  # how many, or plain values of `Views`; None: as many as the method has
     fill: str | None = None  # reflect, zeros or coverage; None: chosen from protocol, views and context
     protocol: str = "ours"  # or "paper": its authors' view grid, fill, and variants of methods and metrics
-    context: str = "none"  # auto: views are cut from a surround, where there is one
+    context: Any = (
+        None  # auto: views are cut from a surround, if there is one; none; None: auto for windows of rasters
+    )
     tau: int | float | None = None  # confidence below which PCF drops a view
     gamma: int | float | None = None  # exponent of the soft gate
     dtype: Any = (
-        None  # the name of a type: run the network under autocast in it; None: in the model's own type
+        None  # a floating type, or its name: run the network under autocast in it; None: in the model's own
     )
-    compiled: bool = (
-        False  # compile the network, and capture CUDA graphs: how it runs, never what it computes
-    )
-    seed: int = 0
+    # compile the network, and capture CUDA graphs: how it runs, never what it computes; None: `audit` does if it is repaid
+    compiled: bool | None = None
+    seed: int = 0  # of every random choice
 
     def __post_init__(self) -> None:
         """Accept Views and torch dtypes, and keep plain values."""
         plain = getattr(self.views, "to_plain", None)
         object.__setattr__(self, "views", self.views if plain is None else plain())
-        if self.context not in CONTEXTS:
+        if self.context is not None and self.context not in CONTEXTS:
             raise not_one_of("context", CONTEXTS, self.context, 'context="auto"')
         if self.dtype is not None:
-            object.__setattr__(self, "dtype", str(self.dtype).removeprefix("torch."))
+            name = str(self.dtype).removeprefix("torch.")
+            if name not in DTYPES:
+                raise not_one_of("dtype", DTYPES, name, 'dtype="bfloat16"')
+            object.__setattr__(self, "dtype", name)
+
+    @staticmethod
+    def of(recipe: "Recipe | None", **given: Any) -> "Recipe":
+        """The recipe, or the usual one, with the fields that are given: those that are not None."""
+        if not isinstance(recipe, Recipe | None):
+            raise EquicamError("recipe", "a Recipe", repr(recipe), 'Recipe(fill="zeros")')
+        return replace(
+            recipe or Recipe(), **{name: value for name, value in given.items() if value is not None}
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Plain values that JSON keeps; a method of the caller's is described by its repr."""

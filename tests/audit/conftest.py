@@ -15,11 +15,12 @@ from typer.testing import CliRunner
 import equicam
 from equicam.cli.app import app
 from equicam.demo import synthetic_patches
+from tests.conftest import recipe
 
 COMMAND = [sys.executable, "-c", "from equicam.cli.app import app; app()"]
 SOURCES = str(Path(__file__).parents[2] / "src")
 PATCHES = 24
-OPTIONS = ("--views", "6", "--calibrate", "6", "--shard-size", "4")
+OPTIONS = ("--views", "6", *recipe("run.calibrate = 6", "run.shard_size = 4"))
 ENV = os.environ | {"COLUMNS": "200", "OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCES}
 
 

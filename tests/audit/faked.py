@@ -91,7 +91,9 @@ def fake_manifest(views=ANGLES, **given):
         "images": 0, "data": hashlib.sha256(b"data").hexdigest(),
         "versions": (("equicam", "0.1.0"), ("python", "3.11.9"), ("torch", "2.6.0"), ("numpy", "2.1.0")),
     }  # fmt: skip
-    return Manifest(recipe=Recipe(views=views, fill="reflect"), **plain | given)
+    return Manifest(
+        recipe=Recipe(views=views, fill="reflect", context="none", compiled=False), **plain | given
+    )
 
 
 def fake_run(folder, *, count=24, calibrate=12, bad=3, angles=ANGLES, draw_image=None):

@@ -175,7 +175,7 @@ def test_a_small_run_is_tested_whole_and_says_so(run):
     assert (sorted(found.images), found.explained, found.left_out) == (ids, PATCHES, 0)
     assert f"on all {PATCHES} images (fewer than 100)" in found.sentence
     assert found.weights == run.manifest.weights
-    assert Recipe.from_json(found.recipe) == Recipe("grad-cam")
+    assert Recipe.from_json(found.recipe) == Recipe("grad-cam", context="none", compiled=False)
     for costs in (found.trained, found.random):
         assert costs.drift.n == PATCHES
         assert costs.effect.value == pytest.approx(costs.drift.value - costs.elsewhere.value)

@@ -15,6 +15,7 @@ from equicam.evaluate.rows import pick
 from equicam.explain_files import explain_files
 from equicam.models.images import standard_preprocessing
 from tests.audit.conftest import run_command
+from tests.conftest import recipe
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def images(tmp_path_factory):
 
 def test_an_audit_with_context_is_that_of_explain_and_can_be_verified(model, images, tmp_path):
     options = {"views": 6, "calibrate": 6, "shard_size": 4, "workers": 1}
-    run = equicam.audit(images, model, tmp_path / "run", context="auto", **options)
+    run = equicam.audit(images, model, tmp_path / "run", recipe=equicam.Recipe(context="auto"), **options)
     assert run.manifest.recipe.context == "auto"
     assert run.manifest.recipe.fill == "coverage"
     rows = run.items.to_pylist()
@@ -62,7 +63,9 @@ def test_an_audit_with_context_is_that_of_explain_and_can_be_verified(model, ima
 
 def test_without_a_crop_every_image_is_an_edge(images, tmp_path):
     embedded = equicam.load("embedded")
-    run = equicam.audit(images, embedded, tmp_path / "run", views=6, context="auto", n=3, workers=1)
+    run = equicam.audit(
+        images, embedded, tmp_path / "run", views=6, recipe=equicam.Recipe(context="auto"), n=3, workers=1
+    )
     assert all("edge" in row["flags"] for row in run.items.to_pylist())
 
 
@@ -84,11 +87,13 @@ def test_an_evaluation_with_context_is_more_equivariant(model, images):
 
 def test_files_and_commands(model, images, tmp_path):
     first = sorted(images.iterdir())[:1]
-    (found, *_) = explain_files(model, first, tmp_path / "out", views=4, context="auto")
+    (found, *_) = explain_files(
+        model, first, tmp_path / "out", recipe=equicam.Recipe(views=4, context="auto")
+    )
     assert found.error is None
     assert len(found.facts["views"]) == 4
     run_command("explain", images / "0.png", "--views", 4, "--context", "auto", "--out", tmp_path / "files")
     facts = json.loads(next((tmp_path / "files").glob("*.json")).read_text())
     assert facts["flags"] == sorted(facts["flags"])
-    said = run_command("audit", images, "--out", tmp_path / "bad", "--context", "some", code=2)
+    said = run_command("audit", images, "--out", tmp_path / "bad", *recipe("recipe.context = 'some'"), code=2)
     assert "needs one of none, auto" in said

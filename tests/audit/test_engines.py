@@ -31,6 +31,7 @@ from equicam.reasons import Reason, describe
 from equicam.runs.store import RunStore
 from tests.audit.conftest import ENV, OPTIONS, equicam_command, equicam_process, run_command
 from tests.audit.test_run import drawn, rows
+from tests.conftest import recipe
 
 SMALL = {"object_store_memory": 300_000_000, "include_dashboard": False, "log_to_driver": False}
 # a cluster of the tests' own, which nobody else can use
@@ -41,7 +42,9 @@ RAY_ENV = ENV | {
 }
 HAS_RAY = importlib.util.find_spec("ray") is not None
 ray_there = pytest.mark.skipif(not HAS_RAY, reason="equicam[ray] is not installed")
-ON_RAY = ("--shard-size", 8, "--engine", "ray", "--actors", 2)
+ON_RAY = recipe("run.engine = 'ray'", "run.actors = 2")
+EIGHT_ON_RAY = ("run.engine = 'ray'", "run.actors = 2", "run.shard_size = 8")
+BY_EIGHT_ON_RAY = recipe(*EIGHT_ON_RAY)
 
 
 def same(one: Path, other: Path) -> bool:
@@ -160,8 +163,9 @@ def job_with(model, folder) -> AuditJob:
     [
         (("--device", "cpu,cuda:0"), "devices of one kind"),
         (("--device", "cuda:0,cuda:0"), "each once"),
-        (("--actors", "2"), "--engine ray"),
-        (("--engine", "spark"), "local or ray"),
+        (recipe("run.actors = 2"), 'try engine = "ray" in the recipe file'),
+        (recipe("run.engine = 'spark'"), "local or ray"),
+        (recipe("run.engine = 'ray'", "run.address = '10.0.0.1:6379'"), "try RAY_ADDRESS=host:port in the"),
     ],
 )
 def test_engines_that_make_no_sense_are_refused(patches, tmp_path, options, word):
@@ -236,7 +240,7 @@ def many(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def whole_of_many(many, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("whole") / "run"
-    run_command("audit", many, "--out", out, "--shard-size", 8)
+    run_command("audit", many, "--out", out, *recipe("run.shard_size = 8"))
     return out
 
 
@@ -245,7 +249,7 @@ def whole_of_many(many, tmp_path_factory) -> Path:
 def test_ray_evaluates_as_one_process(patches, tmp_path):
     told = ("evaluate", patches, "--methods", "grad-cam,equigrad-cam", "--scores", "eq,peum")
     run_command(*told, "--out", tmp_path / "one.parquet")
-    run_command(*told, "--out", tmp_path / "ray.parquet", "--engine", "ray", "--actors", 2)
+    run_command(*told, "--out", tmp_path / "ray.parquet", *ON_RAY)
     one, many = (pq.read_table(tmp_path / name).to_pylist() for name in ("one.parquet", "ray.parquet"))
     assert len(one) > 24
     assert repr(many) == repr(one)
@@ -256,7 +260,7 @@ def test_ray_evaluates_as_one_process(patches, tmp_path):
 @ray_there
 def test_ray_writes_three_hundred_rows_of_one_process(many, whole_of_many, tmp_path):
     out = tmp_path / "run"
-    run_command("audit", many, "--out", out, *ON_RAY)
+    run_command("audit", many, "--out", out, *BY_EIGHT_ON_RAY)
     assert same(out, whole_of_many)
 
 
@@ -264,7 +268,7 @@ def test_ray_writes_three_hundred_rows_of_one_process(many, whole_of_many, tmp_p
 @ray_there
 def test_an_actor_is_killed_and_no_row_is_missing_or_doubled(many, whole_of_many, tmp_path):
     out = tmp_path / "run"
-    process = equicam_process("audit", many, "--out", out, *ON_RAY)
+    process = equicam_process("audit", many, "--out", out, *BY_EIGHT_ON_RAY)
     for goal in (2, 10):
         assert _kill_one(process, "ray::MapWorker", lambda goal=goal: len(shards(out)) >= goal)
     said, _ = process.communicate(timeout=400)
@@ -277,9 +281,9 @@ def test_an_actor_is_killed_and_no_row_is_missing_or_doubled(many, whole_of_many
 @ray_there
 def test_the_head_goes_and_comes_back(many, whole_of_many, tmp_path):
     out = tmp_path / "run"
-    options = ("audit", many, "--out", out, *ON_RAY)
+    options = ("audit", many, "--out", out, *recipe(*EIGHT_ON_RAY, "run.address = 'auto'"))
     with _head() as (address, stop):
-        process = equicam_process(*options, "--address", address, env=RAY_ENV)
+        process = equicam_process(*options, env=RAY_ENV | {"RAY_ADDRESS": address})
         while len(shards(out)) < 5:
             assert process.poll() is None, process.communicate()[0]
             time.sleep(0.05)
@@ -289,7 +293,7 @@ def test_the_head_goes_and_comes_back(many, whole_of_many, tmp_path):
     there = len(shards(out))
     assert 5 <= there < 38
     with _head() as (address, _):
-        code, said = equicam_command(*options, "--address", address, env=RAY_ENV)
+        code, said = equicam_command(*options, env=RAY_ENV | {"RAY_ADDRESS": address})
     assert code == 0, said
     assert same(out, whole_of_many)
 

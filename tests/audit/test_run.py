@@ -31,6 +31,7 @@ from equicam.runs.log import Log, complete, log_shard
 from equicam.runs.store import MAPS, RunStore, StoredMaps
 from equicam.shards import write_table
 from tests.audit.conftest import ENV, OPTIONS, PATCHES, equicam_command, equicam_process, run_command
+from tests.conftest import recipe
 
 
 def rows(folder: Path) -> list[dict]:
@@ -187,9 +188,9 @@ def test_what_changed_is_named_and_not_resumed(patches, tmp_path):
     with pytest.raises(EquicamError, match=r"views was .* is "):
         equicam.audit(source, model, run.folder, views=6, shard_size=8)
     with pytest.raises(EquicamError, match="seed was 0, is 1"):
-        equicam.audit(source, model, run.folder, **options, seed=1)
+        equicam.audit(source, model, run.folder, **options, recipe=equicam.Recipe(seed=1))
     with pytest.raises(EquicamError, match='fill was "reflect", is "zeros"'):
-        equicam.audit(source, model, run.folder, **options, fill="zeros")
+        equicam.audit(source, model, run.folder, **options, recipe=equicam.Recipe(fill="zeros"))
     Image.new("RGB", (96, 96), "red").save(source / "00.png")
     with pytest.raises(EquicamError, match=r"'00.png' changed since it was explained"):
         equicam.audit(source, model, run.folder, **options)
@@ -246,7 +247,9 @@ def test_every_hostile_file_is_a_row_and_nothing_escapes(patches, tmp_path):
     source.mkdir()
     shutil.copy(patches / "00.png", source / "good.png")
     expected = hostile(source)
-    run_command("audit", source, "--out", out, "--views", "4", "--shard-size", "5", "--calibrate", "10")
+    run_command(
+        "audit", source, "--out", out, "--views", "4", *recipe("run.shard_size = 5", "run.calibrate = 10")
+    )
     found = RunStore(out).read_items().to_pylist()
     assert len(found) == len(expected)
     statuses = sorted(row["status"] for row in found)
@@ -443,7 +446,7 @@ def test_verify_checks_the_queue_the_eq_and_a_noted_hash(patches, out):
 
 def test_gated_runs_and_random_weights_verify(patches, tmp_path):
     for name, more in (
-        ("gated", ("--method", "equigrad-cam+pcf", "--tau", "0.9")),
+        ("gated", ("--method", "equigrad-cam+pcf", *recipe("recipe.tau = 0.9"))),
         ("random", ("--weights", "random")),
     ):
         run_command("audit", patches, "--out", tmp_path / name, "--views", "4", "--n", "8", *more)

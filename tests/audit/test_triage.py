@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 from scipy.stats import chisquare
 
-from equicam.cli import audit_output
+from equicam.cli import run_output
 from equicam.core.transforms import Transform
 from equicam.errors import EquicamError
 from equicam.reasons import Reason, describe, from_rows
@@ -342,13 +342,13 @@ def test_what_reviewers_get_is_blind(tmp_path):
 @pytest.mark.parametrize("columns", ["80", "160"])
 def test_reasons_are_readable_in_any_terminal(capsys, monkeypatch, columns):
     """A column for them in 80 would fold them to shreds: there they have lines of their own."""
-    monkeypatch.setattr(audit_output, "console", Console(width=int(columns)))
+    monkeypatch.setattr(run_output, "console", Console(width=int(columns)))
     why = "the views at 60° (r = 0.35), 80° (r = 0.35) and 3 more disagree on the place"
     row = {"rank": 7, "id": "patch.png", "class": "tumour [x]", "confidence": 0.5, "peum_score": 0.05}
     row["reasons"] = [Reason("text", {"text": why}).to_row()]
     unstable = SimpleNamespace(sentence="how many are unstable")
     facts = {"by": "peum", "budget": 2, "unstable": unstable, "quality": None, "quotas": {}}
-    audit_output.print_queue(SimpleNamespace(**facts, queue=lambda: [row]))
+    run_output.print_queue(SimpleNamespace(**facts, queue=lambda: [row]))
     said = capsys.readouterr().out
     assert why in said
     assert "tumour [x]" in said

@@ -72,7 +72,7 @@ def fake_raster_run(
                 } | facts(i)
             )  # fmt: skip
     manifest = Manifest(
-        recipe=Recipe(views=views, fill="reflect"), method_description="none", model="embedded",
+        recipe=Recipe(views=views, fill="reflect", context="none", compiled=False), method_description="none", model="embedded",
         weights=hashlib.sha256(b"weights").hexdigest(), weights_from=None, layer="layer4", layout="nchw", preprocessing="none",
         classes=classes, dtype="float32", device="cpu", shard_size=50, calibration_size=0, source="nowhere",
         split=None, images=len(items), data=hashlib.sha256(b"data").hexdigest(), versions=(("equicam", "0.2.0"),),

@@ -38,7 +38,7 @@ sys.path.insert(0, str(ROOT := Path(__file__).parents[2]))
 
 # What a redesign may rename, move or take away stands here, in values.py, networks.py and commands.txt.
 import equicam
-from equicam import Views
+from equicam import Recipe, Views
 from equicam.cli.app import app
 from equicam.images.items import Item, load_item
 from equicam.images.limited import end_idle
@@ -51,7 +51,6 @@ from tests.rasters.conftest import scene, write_geotiff, write_pyramid
 from tests.unit.test_dicom import written as write_dicom
 
 APPS = {"reproduce": app}  # of commands that are not equicam's own
-PAPER: dict[str, Any] = {"protocol": "paper"}  # the options of the paper authors' protocol
 KEY = "review.key"  # of a run
 EMPTY = "PatientBirthDate PatientSex AccessionNumber StudyID StudyDate StudyTime ReferringPhysicianName"
 IMAGES = "input original map thumb thumb-plain presented peum strip view-1 thumb-1"
@@ -62,13 +61,29 @@ FILE = HERE / "golden.json.xz"
 PICTURES = os.environ.get("EQUICAM_PICTURES")
 MACHINE = [torch.backends.cpu.get_cpu_capability(), torch.__version__, Image.__version__]
 Values = Iterator[tuple[str, Any]]
+RECIPES = {
+    "one": "[run]\nworkers = 1",
+    "patches": "[run]\nworkers = 1\ncalibrate = 8\nshard_size = 16",
+    "steady": "[run]\nworkers = 1\ncalibrate = 6",
+    "blank": "[run]\nworkers = 1\n[recipe]\ntau = 0.5",
+    "slide": "[run]\nworkers = 1\n[tiling]\ntissue = 0.05",
+    "map": "[run]\nworkers = 1\n[tiling]\nscale = 10000",
+    "real": "[run]\nworkers = 1\n[tiling]\nscale = 65535",
+    "scans": "[run]\nworkers = 1\n[preprocessing]\nvoi = [500, 2500]",
+}
+REAL = {
+    "": "--recipe one.toml",
+    "--tile 96": "--tile 96 --recipe one.toml",
+    "--tile 96 --bands 1,2,3 --scale 65535": "--tile 96 --bands 1,2,3 --recipe real.toml",
+}
+"""The options of audits of real rasters, by their names in the recording."""
 
 
 # 1. Explanations of every method, in float64.
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "own": {},
-    "paper": PAPER,
+    "paper": {"recipe": Recipe(protocol="paper")},
     "4 views": {"views": 4},
     "window": {"views": 6, "window": 32},
     **{f"{count} views": {"views": count} for count in (7, 12, 18)},
@@ -77,12 +92,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "shifts": {"views": Views.shifts((0, 0), (0.1, 0), (0, -0.1))},
     "turns and scales": {"views": Views.evenly(3) * Views.scales(1, 1.2)},
     "without the presented view": {"views": Views([30, 75, 160])},
-    "reflect": {"views": Views.scales(1, 0.8), "fill": "reflect"},
-    "zeros": {"views": 6, "fill": "zeros"},
-    "coverage": {"views": 6, "fill": "coverage"},
+    "reflect": {"views": Views.scales(1, 0.8), "recipe": Recipe(fill="reflect")},
+    "zeros": {"views": 6, "recipe": Recipe(fill="zeros")},
+    "coverage": {"views": 6, "recipe": Recipe(fill="coverage")},
     "classes": {"views": 4, "target": [0, 3]},
-    "tau": {"tau": 0.4},
-    "gamma": {"gamma": 2.0},
+    "tau": {"recipe": Recipe(tau=0.4)},
+    "gamma": {"recipe": Recipe(gamma=2.0)},
 }
 FEW = ("own", "paper", "4 views", "window")  # of --fast, and of costly methods
 COSTLY = {"rise": ("own",), "rise-400": FEW, "opti-cam": FEW, "smooth-grad-cam++": FEW}
@@ -129,6 +144,7 @@ def explained(call: Callable[[], Any]) -> Any:
 def write_inputs(fast: bool) -> None:
     for folder in ("images/glands", "images/stroma", "damaged", "slides", "scans"):
         Path(folder).mkdir(parents=True)
+    write_recipes()
     for i in range(32):
         Image.fromarray(draw(i, seed=3).image).save(f"images/{('glands', 'stroma')[i % 2]}/{i:02}.png")
     for i in range(60 if fast else 400):
@@ -144,6 +160,11 @@ def write_inputs(fast: bool) -> None:
     write_dicom(Path("scans/one.dcm"), values[0], **twelve, **axes, **dict.fromkeys(EMPTY.split(), ""))
     write_dicom(Path("scans/two.dcm"), values[1:], **twelve)
     write_dicom(Path("scans/cut.dcm"), values[0], PixelData=b"cut off!")
+
+
+def write_recipes() -> None:
+    for name, text in RECIPES.items():
+        Path(f"{name}.toml").write_text(text)
 
 
 def record_commands(fast: bool) -> Values:
@@ -315,9 +336,10 @@ def record_real(fast: bool) -> Values:
     for folder in sorted({path.parent for path in root.glob("*/images/**/*.jpg")}):
         yield str(folder.relative_to(root)), [opened(path) for path in sorted(folder.glob("*.jpg"))]
     for path in sorted(root.glob("rasters/*")):
-        for options in ("", "--tile 96", "--tile 96 --bands 1,2,3 --scale 65535"):
+        for options, recipe in REAL.items():
             with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-                yield f"{path.name} {options}", ask(f"audit {path} --out run --views 2 --workers 1 {options}")
+                write_recipes()
+                yield f"{path.name} {options}", ask(f"audit {path} --out run --views 2 {recipe}")
                 for shard in sorted(Path().glob("run/items/*")):
                     items = pq.read_table(shard).select(["id", "status", "reason", "flags", "sha256"])
                     yield f"{path.name} {options}: {shard.name}", digest(str(items.to_pylist()).encode())

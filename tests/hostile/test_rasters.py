@@ -30,6 +30,7 @@ from equicam.images.items import Item
 from equicam.images.sources import list_source
 from equicam.rasters.options import Input, Tiling
 from equicam.rasters.tiling import cut_windows
+from tests.conftest import recipe
 from tests.hostile.rasters import LISTS, RASTERS, READ, Bait, one_tile, parquet_of_one_cell
 from tests.rasters.conftest import scene, write_geotiff, write_pyramid
 
@@ -267,7 +268,7 @@ def test_listing_a_bomb_takes_no_more_than_a_decoder_may(tmp_path, name):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.tif").write_bytes(HUGE[name]())
     write_geotiff(tmp_path / "in" / "good.tif", scene(size=(200, 200)))
-    seconds, peak, printed = measure("audit", "in", "--model", "embedded", "--tile", "96", "--bands", "1,1,1", "--scale", "255", "--views", "2", "--out", "run", "--n", "50", cwd=tmp_path)  # fmt: skip
+    seconds, peak, printed = measure("audit", "in", "--model", "embedded", "--tile", "96", "--bands", "1,1,1", *recipe("tiling.scale = 255"), "--views", "2", "--out", "run", "--n", "50", cwd=tmp_path)  # fmt: skip
     assert seconds < 130, printed
     assert peak < MAX_LISTING_BYTES, printed
     assert (tmp_path / "run").is_dir(), printed
@@ -289,7 +290,7 @@ def test_the_kernel_saw_no_other_file_and_no_connection(tmp_path, trap):
     bait, _ = trap
     write_all(tmp_path / "in", bait)
     commands = [
-        ["audit", "in", "--model", "embedded", "--tile", "96", "--bands", "1,1,1", "--scale", "255", "--views", "4", "--n", "100", "--out", "run"],
+        ["audit", "in", "--model", "embedded", "--tile", "96", "--bands", "1,1,1", *recipe("tiling.scale = 255"), "--views", "4", "--n", "100", "--out", "run"],
         ["triage", "run", "--budget", "4"], ["report", "run"], ["verify", "run"], ["export", "run", "--to", "geotiff"],
     ]  # fmt: skip
     for number, command in enumerate(commands):

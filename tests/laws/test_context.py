@@ -166,7 +166,7 @@ def test_what_is_refused(model):
     with pytest.raises(EquicamError, match="context needs one of none, auto"):
         equicam.explain(model, scene, context="some")
     with pytest.raises(EquicamError, match="context needs none: the authors'"):
-        equicam.explain(model, scene, window=96, protocol="paper")
+        equicam.explain(model, scene, window=96, recipe=equicam.Recipe(protocol="paper"))
 
 
 def steps_of(*steps):

@@ -40,8 +40,8 @@ def test_a_gpu_finds_what_a_cpu_finds(kind, method):
     there = equicam.wrap(copy.deepcopy(here.module).cuda(), layer=layer)
     x = pictures(3)
     for fill in ("reflect", "zeros", "coverage"):
-        one = equicam.explain(here, x, method=light(method), views=6, fill=fill)
-        two = equicam.explain(there, x, method=light(method), views=6, fill=fill)
+        one = equicam.explain(here, x, method=light(method), views=6, recipe=equicam.Recipe(fill=fill))
+        two = equicam.explain(there, x, method=light(method), views=6, recipe=equicam.Recipe(fill=fill))
         assert two.map.is_cuda
         assert two.peum_score.is_cuda
         assert two.flags == one.flags

@@ -70,8 +70,10 @@ def test_a_quarter_turn_of_the_picture_turns_map_and_peum(kind, count, weigh, al
 @settings(max_examples=15, deadline=None)
 def test_the_theorem_holds_for_random_networks_pictures_and_fills(seed, turns, fill):
     model, x = net("cnn", seed), pictures(1, 24, 24, seed)
-    straight = equicam.explain(model, x, views=4, fill=fill)
-    turned = equicam.explain(model, quarter(x, turns), views=4, target=straight.target, fill=fill)
+    straight = equicam.explain(model, x, views=4, recipe=equicam.Recipe(fill=fill))
+    turned = equicam.explain(
+        model, quarter(x, turns), views=4, target=straight.target, recipe=equicam.Recipe(fill=fill)
+    )
     if "blank" not in straight.flags[0]:
         assert_alive(straight.map)
     close(turned.map, quarter(straight.map, turns))

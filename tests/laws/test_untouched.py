@@ -67,7 +67,7 @@ def test_after_a_call(used, method):
         {"target": 99},
         {"target": -1},
         {"max_views_per_forward": 0},
-        {"fill": "nonsense"},
+        {"recipe": equicam.Recipe(fill="nonsense")},
         {"method": equicam.Fusion(equicam.Views((0,)), "map", "map", weigh=lambda p, top: 1 / 0)},
     ],
     ids=lambda given: "-".join(given),

@@ -18,11 +18,12 @@ from equicam.images.items import read_item
 from equicam.models.surround import preprocess_window
 from equicam.rasters.options import RasterWindow, Tiling
 from tests.audit.conftest import equicam_command, equicam_process
+from tests.conftest import recipe
 from tests.rasters.conftest import scene, write_geotiff, write_pyramid
 
 pytest.importorskip("openslide")
 pytest.importorskip("rasterio")
-OPTIONS = ("--tile", "96", "--views", "4", "--shard-size", "4")
+OPTIONS = ("--tile", "96", "--views", "4", *recipe("run.shard_size = 4"))
 
 
 @pytest.fixture(scope="module")
@@ -117,8 +118,8 @@ def test_the_same_windows_on_a_ray_cluster(run, slide, tmp_path):
     pytest.importorskip("ray")
     out = tmp_path / "run"
     code, said = equicam_command(
-        "audit", slide, "--out", out, "--tile", 96, "--mpp", 0.75, "--views", 4, "--shard-size", 4, "--engine", "ray",
-        "--actors", 2,
+        "audit", slide, "--out", out, "--tile", 96, "--mpp", 0.75, "--views", 4,
+        *recipe("run.shard_size = 4", "run.engine = 'ray'", "run.actors = 2"),
     )  # fmt: skip
     assert code == 0, said
     columns = ["id", "x", "sha256", "target", "flags", "stability", "peum_score"]
@@ -204,7 +205,7 @@ def test_a_changed_raster_is_not_resumed(slide, tmp_path):
 def test_other_windows_are_another_run_and_options_need_a_tile(slide, run, tmp_path):
     for options, out, refusal in (
         ((*OPTIONS, "--mpp", "1"), run.folder, "the images it was started with"),
-        (("--mpp", "0.5"), tmp_path / "run", "--mpp needs --tile"),
+        (("--mpp", "0.5"), tmp_path / "run", "mpp needs tile, the size of windows, got none; try --tile 224"),
     ):
         code, said = equicam_command("audit", slide, *options, "--out", out)
         assert code != 0

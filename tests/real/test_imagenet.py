@@ -156,7 +156,11 @@ def test_the_published_and_the_clean_protocol_on_sixteen_pictures(tmp_path):
     items()
     model, source = resnet50(tmp_path), PICTURES / "imagenet-val"
     published = equicam.evaluate(
-        model, source, methods=["grad-cam", "equigrad-cam", "coverage"], n=8, protocol="paper"
+        model,
+        source,
+        methods=["grad-cam", "equigrad-cam", "coverage"],
+        n=8,
+        recipe=equicam.Recipe(protocol="paper"),
     )
     clean = equicam.evaluate(model, source, methods=["grad-cam", "equigrad-cam"], n=16, views=6)
 
@@ -186,6 +190,6 @@ def test_constant_score_cams_come_from_the_weighing(tmp_path, monkeypatch):
         sure = model.module(x.contiguous(memory_format=torch.channels_last)).softmax(1).amax(1)
     some = x[sure.argsort(descending=True)[:3]]
     canonical = equicam.explain(model, some, method="score-cam")
-    published = equicam.explain(model, some, method="score-cam", protocol="paper")
+    published = equicam.explain(model, some, method="score-cam", recipe=equicam.Recipe(protocol="paper"))
     assert not any(f & {"blank", "constant"} for f in canonical.flags)
     assert any(f & {"blank", "constant"} for f in published.flags)

@@ -49,7 +49,9 @@ def test_every_fusion_weigher_and_fill(net, align_at, mean_at, weigh, fill):
     x = small()
     ours, theirs = GATES[weigh]
     fusion = Fusion(Views.evenly(5), align_at, mean_at, ours)
-    found = equicam.explain(equicam.wrap(net, layer="trunk"), x, method=fusion, fill=fill)
+    found = equicam.explain(
+        equicam.wrap(net, layer="trunk"), x, method=fusion, recipe=equicam.Recipe(fill=fill)
+    )
     twin = slow.Slow(net.trunk, net.rest).explain(
         x[0].numpy(), fusion.views.to_plain(), align_at, mean_at, theirs, fill
     )
@@ -65,7 +67,9 @@ def test_every_fusion_weigher_and_fill(net, align_at, mean_at, weigh, fill):
 def test_every_combine(net, combine, align_at, mean_at, fill):
     x = small()
     method = Method("", Fusion(Views.evenly(4, start=15.0), align_at, mean_at), combine)
-    found = equicam.explain(equicam.wrap(net, layer="trunk"), x, method=method, fill=fill)
+    found = equicam.explain(
+        equicam.wrap(net, layer="trunk"), x, method=method, recipe=equicam.Recipe(fill=fill)
+    )
     written_out = slow.Slow(net.trunk, net.rest, combine=getattr(slow, combine.__name__))
     twin = written_out.explain(
         x[0].numpy(), method.fusion.views.to_plain(), align_at, mean_at, lambda p, top: 1, fill
@@ -77,7 +81,9 @@ def test_every_combine(net, combine, align_at, mean_at, fill):
 def test_nothing_kept_falls_back_to_the_presented_view(net, fill):
     x = small()
     fusion = Fusion(Views((20.0, 200.0)), "features", "features", KeepConfident(1.0))
-    found = equicam.explain(equicam.wrap(net, layer="trunk"), x, method=fusion, fill=fill)
+    found = equicam.explain(
+        equicam.wrap(net, layer="trunk"), x, method=fusion, recipe=equicam.Recipe(fill=fill)
+    )
     twin = slow.Slow(net.trunk, net.rest).explain(
         x[0].numpy(), fusion.views.to_plain(), "features", "features", lambda p, top: 0.0, fill
     )

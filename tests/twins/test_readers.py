@@ -91,7 +91,7 @@ def test_score_cam_is_canonical_by_default_and_the_authors_by_name(net, x):
         assert_alive(found)
         return found
 
-    soft, authors = maps("score-cam"), maps("score-cam", protocol="paper")
+    soft, authors = maps("score-cam"), maps("score-cam", recipe=equicam.Recipe(protocol="paper"))
     assert torch.equal(soft, maps(Method("", reader=without_gradient(score_cam))))
     assert torch.equal(
         authors, maps(Method("", reader=without_gradient(partial(score_cam, weigh="relu_minus_full_image"))))
@@ -209,11 +209,13 @@ def test_by_the_papers_protocol_some_maps_are_rotated_as_they_are(net, x, name, 
     monkeypatch.setitem(METHODS, "rise-400", light("rise-400"))
     model = model_of(net)
     table = equicam.evaluate(
-        model, x, methods=[name], scores=["eq"], angles=[30], protocol="paper"
+        model, x, methods=[name], scores=["eq"], angles=[30], recipe=equicam.Recipe(protocol="paper")
     ).to_pylist()
     found = [row["value"] for row in table if row["region"] == "full" and row["angle"] == 30]
-    plain = equicam.explain(model, x, method=name, protocol="paper")
-    rotated = equicam.explain(model, rotate(x, 30), method=name, protocol="paper", target=plain.target)
+    plain = equicam.explain(model, x, method=name, recipe=equicam.Recipe(protocol="paper"))
+    rotated = equicam.explain(
+        model, rotate(x, 30), method=name, recipe=equicam.Recipe(protocol="paper"), target=plain.target
+    )
     raw, stretched = (
         [
             np.corrcoef(a.ravel(), b.ravel())[0, 1]
@@ -234,12 +236,14 @@ def test_controls_and_structural_similarity_take_stretched_maps(net, x, monkeypa
 
     def measured(score, methods):
         rows = equicam.evaluate(
-            model, x, methods=methods, scores=[score], angles=[30], protocol="paper"
+            model, x, methods=methods, scores=[score], angles=[30], recipe=equicam.Recipe(protocol="paper")
         ).to_pylist()
         return [row["value"] for row in rows if row["region"] == "full" and row["angle"] == 30]
 
-    plain = equicam.explain(model, x, method=few, protocol="paper")
-    rotated = equicam.explain(model, rotate(x, 30), method=few, protocol="paper", target=plain.target)
+    plain = equicam.explain(model, x, method=few, recipe=equicam.Recipe(protocol="paper"))
+    rotated = equicam.explain(
+        model, rotate(x, 30), method=few, recipe=equicam.Recipe(protocol="paper"), target=plain.target
+    )
     before, after = blur_maps(plain.map, 1), blur_maps(rotated.map, 1)
     pairs = zip(after, rotate(before, 30, fill="zeros"), strict=True)
     blurred = [np.corrcoef(a.ravel(), b.ravel())[0, 1] for a, b in pairs]

@@ -13,13 +13,21 @@ from typer.testing import CliRunner
 
 import equicam
 from equicam.cli.app import app
-from equicam.console import as_typed, exit_on_error
+from equicam.console import Output, as_typed, exit_on_error
 from equicam.demo import synthetic_patches
 from equicam.explain_files import safe_stem
-from equicam.images.decoding import MAX_DECODERS
 from equicam.readers.names import absolute_model, absolute_weights
+from tests.conftest import recipe
 
 RUN = CliRunner(env={"COLUMNS": "200"})
+
+
+def run(*arguments, code=0, columns=300):
+    """What a command prints, which must end with this code."""
+    result = RUN.invoke(app, list(map(str, arguments)), env={"COLUMNS": str(columns)})
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result.output
 
 
 @pytest.fixture
@@ -32,16 +40,9 @@ def written(folder, stem):
     return {p.name for p in folder.glob(f"{stem}.*")}
 
 
-def test_methods_are_listed():
-    result = RUN.invoke(app, ["methods"])
-    assert result.exit_code == 0
-    assert all(name in result.output for name in equicam.methods())
-
-
 def test_explain_writes_three_images_and_the_facts(tmp_path, patch):
     out = tmp_path / "out"
-    result = RUN.invoke(app, ["explain", str(patch), "--out", str(out), "--views", "6"])
-    assert result.exit_code == 0, result.output
+    run("explain", patch, "--out", out, "--views", 6)
     assert written(out, "patch") == {
         f"patch.{kind}" for kind in ("overlay.png", "peum.png", "views.png", "json")
     }
@@ -71,40 +72,26 @@ def test_explain_writes_three_images_and_the_facts(tmp_path, patch):
     ],
 )
 def test_views_have_names(tmp_path, patch, typed, labels):
-    result = RUN.invoke(app, ["explain", str(patch), "--out", str(tmp_path), "--views", typed])
-    assert result.exit_code == 0, result.output
+    run("explain", patch, "--out", tmp_path, "--views", typed)
     assert json.loads((tmp_path / "patch.json").read_text())["views"] == labels
 
 
-def test_the_authors_grid_reports_the_presented_confidence(tmp_path, patch):
-    for views in ("6", "3"):
-        RUN.invoke(
-            app, ["explain", str(patch), "--out", str(tmp_path), "--views", views, "--protocol", "paper"]
-        )
-        facts = json.loads((tmp_path / "patch.json").read_text())
-        e = equicam.explain(equicam.load("embedded"), patch, views=1)
-        np.testing.assert_allclose(facts["confidence"], e.confidence[0], atol=1e-5)
-
-
 def test_one_view_has_no_uncertainty_to_draw(tmp_path, patch):
-    result = RUN.invoke(app, ["explain", str(patch), "--out", str(tmp_path / "out"), "--method", "grad-cam"])
+    output = run("explain", patch, "--out", tmp_path / "out", "--method", "grad-cam", columns=200)
     assert written(tmp_path / "out", "patch") == {
         f"patch.{kind}" for kind in ("overlay.png", "views.png", "json")
     }
     facts = json.loads((tmp_path / "out" / "patch.json").read_text())
     assert (facts["peum_score"], facts["steadiness"]) == (None, "cannot say")
-    assert re.search(r"cannot say +│ – +│", result.output)
-    assert "cannot say: too few views" in result.output
+    assert re.search(r"cannot say +│ – +│", output)
+    assert "cannot say: too few views" in output
 
 
 def test_an_input_image_is_never_overwritten(tmp_path, patch):
     own = tmp_path / "s.overlay.png"
     own.write_bytes(patch.read_bytes())
     (tmp_path / "s.png").write_bytes(patch.read_bytes())
-    result = RUN.invoke(
-        app, ["explain", str(tmp_path / "s.png"), str(own), "--out", str(tmp_path), "--views", "2"]
-    )
-    assert result.exit_code == 0, result.output
+    run("explain", tmp_path / "s.png", own, "--out", tmp_path, "--views", 2)
     assert own.read_bytes() == patch.read_bytes()
 
 
@@ -120,70 +107,23 @@ def test_bad_and_hostile_files_are_named_and_the_rest_is_explained(tmp_path, pat
     broken.write_bytes(patch.read_bytes()[:500])
     out = tmp_path / "out"
     files = [str(p) for p in (patch, good, same_stem, long, broken, tmp_path / "missing.png")]
-    result = RUN.invoke(app, ["explain", *files, "--out", str(out), "--views", "2"])
-    assert result.exit_code == 1
-    assert "2 of 6 images skipped" in result.output
-    assert "broken[bold]" in result.output
-    assert "\x1b[31m" not in result.output
+    output = run("explain", *files, "--out", out, "--views", 2, code=1)
+    assert "2 of 6 images skipped" in output
+    assert "broken[bold]" in output
+    assert "\x1b[31m" not in output
     made = sorted(out.glob("*.json"))
     assert len(made) == 4
     assert {json.loads(p.read_text())["image"] for p in made} == set(files[:4])
     assert all(p.parent == out and len(p.name) < 120 and p.name.isascii() for p in out.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--model", "resnet51"], "got 'resnet51'; try 'resnet50'"),
-        (["--method", "gradcam"], "one of grad-cam"),
-        (["--layer", "layer9"], "got 'layer9'; try 'layer"),
-        (["--target", "7"], "classes from 0 to 1, got"),
-        (["--views", "0"], "a number from 1 on, dihedral: and"),
-        (["--classes", "only one"], "one for each of 2 classes, got 1"),
-        (["--weights", "nothing"], "an existing file or"),
-        (["--tau", "0.5"], "tau needs"),
-    ],
-)
-def test_mistakes_end_with_a_sentence_and_no_traceback(tmp_path, patch, arguments, message):
-    result = RUN.invoke(app, ["explain", str(patch), "--out", str(tmp_path / "out"), *arguments])
-    assert result.exit_code == 2
-    assert message in result.output.replace("\n", " ")
-    assert "Traceback" not in result.output
-
-
-def testsafe_stems_are_short_plain_and_never_twice():
+def test_safe_stems_are_short_plain_and_never_twice():
     taken: set[str] = set()
-    stems = [
-        safe_stem(p, taken)
-        for p in (
-            "a/x.png",
-            "b/x.png",
-            "b/x.png",
-            "b/x.png",
-            "X.png",
-            "../../etc/passwd",
-            "-rf.png",
-            ".png",
-            "é" * 300,
-        )
-    ]
+    paths = ["a/x.png", *["b/x.png"] * 3, "X.png", "../../etc/passwd", "-rf.png", ".png", "é" * 300]
+    stems = [safe_stem(path, taken) for path in paths]
     assert stems[0] == "x"
     assert len({s.lower() for s in stems}) == len(stems)
     assert all(s[0].isalnum() and "/" not in s and len(s) < 100 for s in stems)
-
-
-def test_the_demo_audits_ranks_verifies_and_reports(tmp_path):
-    result = RUN.invoke(app, ["demo", "--out", str(tmp_path / "demo"), "--count", "10"])
-    assert result.exit_code == 0, result.output
-    run = tmp_path / "demo" / "run-10"
-    assert " in the queue:" in result.output
-    assert "5 recomputed images" in result.output
-    assert "no differences" in result.output
-    assert str(run / "report.html") in result.output
-    assert "Synthetic" in result.output
-    assert "the first tenth by stability holds " in " ".join(result.output.split())
-    assert "patch-" in (run / "report.html").read_text()
-    assert len(list((tmp_path / "demo" / "images-10").iterdir())) == 10
 
 
 @pytest.mark.slow
@@ -202,28 +142,26 @@ def test_a_demo_with_differences_ends_with_1(tmp_path, monkeypatch):
 
     differs = Verification(files=1, events=1, recomputed=0, problems=("queue.csv is not as it was written",))
     monkeypatch.setattr(Run, "verify", lambda *_args, **_options: differs)
-    result = RUN.invoke(app, ["demo", "--out", str(tmp_path / "demo"), "--count", "10"])
-    assert result.exit_code == 1, result.output
-    assert "0 recomputed images: 1 difference" in result.output
+    output = run("demo", "--out", tmp_path / "demo", "--count", 10, code=1)
+    assert "0 recomputed images: 1 difference" in output
 
 
-def test_models_and_their_search():
-    assert "open_clip:ViT-B-16/openai" in RUN.invoke(app, ["models"]).output
-    found = RUN.invoke(app, ["models", "vit_small_patch16_224"]).output.split()
-    assert "timm:vit_small_patch16_224" in found
-    assert "no name contains" in RUN.invoke(app, ["models", "zzz"]).output
-
-
-def test_the_doctor_names_the_command_for_a_missing_extra(monkeypatch):
+def test_names_are_listed_and_the_doctor_finds_what_is_missing(monkeypatch):
     from equicam import doctor
 
-    well = RUN.invoke(app, ["doctor"])
-    assert well.exit_code == 0
-    for what in ("Python", "torch", "timm", "CPU", "TORCH_HOME cache", "HF_HOME cache", "extra [clip]"):
-        assert what in well.output
+    assert all(name in run("methods") for name in equicam.methods())
+    assert all(name in run("scores") for name in (*equicam.scores(), "METHOD@random-weights"))
+    assert "open_clip:ViT-B-16/openai" in run("models")
+    assert run("models", "embedded").strip() == "embedded"
+    assert "timm:vit_small_patch16_224" in run("models", "vit_small_patch16_224").split()
+    assert "no name contains" in run("models", "zzz")
+    found = ("Python", "torch", "timm", "CPU", "TORCH_HOME cache", "HF_HOME cache")
+    assert all(
+        what in run("doctor") for what in (*found, *(f"[{one}]" for one in ("clip", "hf", "ray", "review")))
+    )
     find = doctor.importlib.util.find_spec
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda n: None if n == "open_clip" else find(n))
-    assert "pip install 'equicam[clip]'" in RUN.invoke(app, ["doctor"]).output
+    assert "pip install 'equicam[clip]'" in run("doctor")
 
 
 def test_the_version_is_printed():
@@ -249,89 +187,70 @@ def patches(tmp_path):
 
 def test_evaluate_prints_values_floors_and_skill_and_keeps_rows(tmp_path, patches):
     out = tmp_path / "rows.parquet"
-    command = [
+    command = (
         "evaluate",
-        str(patches),
+        patches,
         "--methods",
         "grad-cam,equigrad-cam,grad-cam@blur-4",
         "--scores",
         "eq,peum",
-    ]
-    result = RUN.invoke(app, [*command, "--views", "4", "--out", str(out), "--details"])
-    assert result.exit_code == 0, result.output
+        "--out",
+        out,
+    )
+    output = run(*command, "--views", 4, "--details")
     for words in (
         "equigrad-cam",
         "skill",
         "grad-cam@blur-4",
         "1 of 5 images could not be read",
         "drift ~ p lost",
+        "Holm",
     ):
-        assert words in result.output
-    assert "Holm" in result.output
+        assert words in output
     assert out.is_file()
-    again = RUN.invoke(app, [*command, "--views", "4", "--out", str(out)])
-    assert again.exit_code == 0
-    other = RUN.invoke(app, [*command, "--views", "6", "--out", str(out)])
-    assert other.exit_code == 2
-    assert "methods was" in other.output
+    run(*command, "--views", 4)
+    assert "methods was" in run(*command, "--views", 6, code=2)
 
 
-@pytest.mark.parametrize(("group", "label"), [("dihedral", "45° mirrored"), ("scale", "× 1.25")])
-def test_evaluate_under_another_group(tmp_path, group, label):
+def test_evaluate_under_another_group(tmp_path):
+    (tmp_path / "source").mkdir()
     for i, patch in enumerate(synthetic_patches(6)):
-        folder = tmp_path / "source" / ("normal", "tumour")[i % 2]
-        folder.mkdir(parents=True, exist_ok=True)
-        patch.save(folder / f"{i}.png")
-    out = tmp_path / "rows.parquet"
-    command = ["evaluate", str(tmp_path / "source"), "--methods", "grad-cam", "--group", group, "--n", "6"]
-    result = RUN.invoke(app, [*command, "--out", str(out), "--details"], env={"COLUMNS": "200"})
-    assert result.exit_code == 0, result.output
-    assert "skill" in result.output
-    assert label in result.output
-    rows = [r for r in pq.read_table(out).to_pylist() if r["score"] == "eq" and r["region"] == "disc"]
-    values = [r["value"] for r in rows if r["presentation"] == label]
+        patch.save(tmp_path / "source" / f"{i}.png")
+    command = ("evaluate", tmp_path / "source", "--methods", "grad-cam", "--group", "dihedral")
+    output = run(*command, "--out", tmp_path / "rows.parquet", "--details")
+    assert "skill" in output
+    assert "45° mirrored" in output
+    rows = [
+        r
+        for r in pq.read_table(tmp_path / "rows.parquet").to_pylist()
+        if (r["score"], r["region"]) == ("eq", "disc")
+    ]
+    values = [r["value"] for r in rows if r["presentation"] == "45° mirrored"]
     assert len(values) == 6
     assert np.std([r["value"] for r in rows]) > 0.01
     assert 0.2 < np.mean(values) < 1
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (
-            ["--group", "mirror"],
-            "group needs one of rotation, dihedral, scale, shift, got 'mirror'; try --group rotation",
-        ),
-        (
-            ["--group", "shift", "--protocol", "paper"],
-            "protocol paper needs group rotation, its only one, got shift; try --protocol ours",
-        ),
-        (["--scores", "eqq"], "scores needs a list of"),
-        (["--methods", "grad-kam"], "method needs one of"),
-        (["--dtype", "int8"], "dtype needs bfloat16 or float16"),
-        (["--split", "test"], "split"),
-        (["--n", "0"], "n"),
-    ],
-)
-def test_evaluate_refuses_in_a_sentence(patches, more, message):
-    result = RUN.invoke(app, ["evaluate", str(patches), *more])
-    assert result.exit_code == 2
-    assert message in result.output
-    assert "Traceback" not in result.output
-
-
-def test_scores_and_controls_are_listed():
-    result = RUN.invoke(app, ["scores"])
-    assert result.exit_code == 0
-    assert all(name in result.output for name in equicam.scores())
-    assert "METHOD@random-weights" in result.output
+PAPER = recipe("recipe.protocol = 'paper'")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["explain", "IMAGE", "--model", "resnet51"], "got 'resnet51'; try 'resnet50'"),
+        (["explain", "IMAGE", "--method", "gradcam"], "one of grad-cam"),
+        (["explain", "IMAGE", "--method", "gradcam"], "try 'grad-cam'"),
+        (["explain", "IMAGE", "--layer", "layer9"], "got 'layer9'; try 'layer"),
+        (["explain", "IMAGE", "--target", "7"], "classes from 0 to 1, got"),
         (["explain", "IMAGE", "--target", "99"], "try no --target"),
+        (["explain", "IMAGE", "--classes", "only one"], "one for each of 2 classes, got 1"),
+        (["explain", "IMAGE", "--weights", "nothing"], "an existing file or"),
+        (["explain", "IMAGE", *recipe("recipe.tau = 0.5")], "tau needs"),
+        (["explain", "IMAGE", *PAPER, "--context", "auto"], 'try protocol = "ours" in the recipe file'),
+        (["explain", "IMAGE", *recipe("recipe.fill = 'white'")], 'try fill = "reflect" in the recipe file'),
+        (["explain", "IMAGE", *recipe("recipe.dtype = 'int8'")], 'try dtype = "bfloat16" in the recipe file'),
         (["explain", "IMAGE", "--views", "0"], "got '0'; try --views 18"),
+        (["explain", "IMAGE", "--views", "10001"], "got '10001'; try --views 18"),
         (["explain", "IMAGE", "--views", "some"], "got 'some'; try --views 18"),
         (["explain", "IMAGE", "--views", "dihedral:7"], "got 'dihedral:7'; try --views dihedral:18"),
         (["explain", "IMAGE", "--views", "dihedral"], "got 'dihedral'; try --views dihedral:18"),
@@ -342,7 +261,15 @@ def test_scores_and_controls_are_listed():
         (["explain", "IMAGE", "--views", "shifts:nan"], "try --views shifts:0.05"),
         (["explain", "IMAGE", "--views", "18:"], "got '18:'; try --views 18"),
         (["explain", "FOLDER"], "got a folder; try its images one by one, or equicam audit"),
-        (["explain", "IMAGE", "--method", "gradcam"], "try 'grad-cam'"),
+        (["evaluate", "FOLDER", "--group", "mirror"], "shift, got 'mirror'; try --group rotation"),
+        (
+            ["evaluate", "FOLDER", "--group", "shift", *PAPER],
+            'got shift; try protocol = "ours" in the recipe file',
+        ),
+        (["evaluate", "FOLDER", "--scores", "eqq"], "scores needs a list of"),
+        (["evaluate", "FOLDER", "--methods", "grad-kam"], "method needs one of"),
+        (["evaluate", "FOLDER", "--split", "test"], "split"),
+        (["evaluate", "FOLDER", "--n", "0"], "n"),
         (["triage", "FOLDER/none"], "got no such folder"),
         (["triage", "FOLDER"], "got no manifest.json in it"),
         (["audit", "FOLDER", "--out", "FOLDER/run", "--views", "auto"], "got 'auto'; try --views 18"),
@@ -351,30 +278,33 @@ def test_scores_and_controls_are_listed():
 def test_refusals_advise_in_options(tmp_path, arguments, message):
     image = tmp_path / "p.png"
     Image.fromarray(np.full((96, 96, 3), 90, np.uint8)).save(image)
-    words = [w.replace("IMAGE", str(image)).replace("FOLDER", str(tmp_path)) for w in arguments]
-    result = RUN.invoke(app, words, env={"COLUMNS": "300"})
-    assert result.exit_code in (1, 2)
-    assert message in result.output, result.output
+    words = [word.replace("IMAGE", str(image)).replace("FOLDER", str(tmp_path)) for word in arguments]
+    output = run(*words, code=1 if arguments == ["explain", "FOLDER"] else 2)
+    assert message in output
 
 
-def test_models_lists_the_embedded_one_and_doctor_every_extra():
-    assert RUN.invoke(app, ["models", "embedded"]).output.strip() == "embedded"
-    output = RUN.invoke(app, ["doctor"]).output
-    assert all(f"[{extra}]" in output for extra in ("clip", "hf", "ray", "review"))
-
-
-def test_python_advice_becomes_an_option():
-    for fix, typed in (
-        ('fill="reflect"', "--fill reflect"),
+def test_python_advice_becomes_an_option_or_a_line_of_the_recipe_file(monkeypatch):
+    typed = {name: f"--{name}" for name in ("views", "target", "by")} | {"compiled": "--compile"}
+    monkeypatch.setattr(
+        "equicam.console.output", Output(options=typed, in_file={"fill", "dtype", "voi", "protocol", "tau"})
+    )
+    for fix, advice in (
         ("views=12", "--views 12"),
         ("compiled=False", "no --compile"),
+        ("compiled=True", "--compile"),
         ("target=None", "no --target"),
-        ('views=6, or dtype="float16"', "--views 6, or --dtype float16"),
         ('by="peum"', "--by peum"),
+        ('fill="reflect"', 'fill = "reflect" in the recipe file'),
+        ('views=6, or dtype="float16"', '--views 6, or dtype = "float16" in the recipe file'),
+        ("voi=40,400", "voi = [40, 400] in the recipe file"),
+        ('Recipe(protocol="ours")', 'protocol = "ours" in the recipe file'),
+        ("tau=0.10", "tau = 0.10 in the recipe file"),
+        ("dtype=None or other weights", "no dtype in the recipe file or other weights"),
+        ("Recipe(gamma=1)", "Recipe(gamma=1)"),
         ("a=b", "a=b"),
     ):
         error = equicam.EquicamError("it", needs="this", got='fill="that"', fix=fix)
-        assert as_typed(error) == f'it needs this, got fill="that"; try {typed}'
+        assert as_typed(error) == f'it needs this, got fill="that"; try {advice}'
     assert as_typed(OSError("disk full")) == "disk full"
 
 
@@ -394,10 +324,9 @@ def test_a_folder_that_cannot_be_made_is_refused_in_a_sentence(
     first = min(patches.rglob("*.png"))
     given = {"explain": [str(first)], "demo": []}.get(command, [str(first.parent)])
     more = ["--methods", "grad-cam"] if command == "evaluate" else []
-    done = RUN.invoke(app, [command, *given, *more, "--out", out], env={"COLUMNS": "400"})
-    assert done.exit_code == 2, done.output
-    assert re.search(rf"'{out}.*' needs to be a .*, got {got}.*; try another path", done.output)
-    assert "Errno" not in done.output
+    output = run(command, *given, *more, "--out", out, code=2, columns=400)
+    assert re.search(rf"'{out}.*' needs to be a .*, got {got}.*; try another path", output)
+    assert "Errno" not in output
 
 
 def test_a_file_with_the_name_of_a_model_does_not_replace_it(tmp_path, patches, monkeypatch):
@@ -406,8 +335,8 @@ def test_a_file_with_the_name_of_a_model_does_not_replace_it(tmp_path, patches, 
         (tmp_path / name).write_text("a file")
         assert absolute_model(name) == name
         assert absolute_weights(name) == name
-    result = RUN.invoke(app, ["audit", str(patches), "--out", "run", "--model", "embedded", "--tau", "0.2"])
-    assert "equigrad-cam+pcf" in result.output, result.output  # refused only after the model was loaded
+    output = run("audit", patches, "--out", "run", "--model", "embedded", *recipe("recipe.tau = 0.2"), code=2)
+    assert "equigrad-cam+pcf" in output  # refused only after the model was loaded
 
 
 def test_names_of_files_hold_in_every_folder(tmp_path, monkeypatch):
@@ -427,9 +356,12 @@ def test_every_command_has_an_example_and_help_for_every_option(name):
     assert RUN.invoke(app, [name, "--help"]).exit_code == 0
 
 
-def test_the_help_of_audit_gives_the_number_of_workers_that_the_code_takes():
-    workers = next(o for o in get_command(app).commands["audit"].params if o.name == "workers")
-    assert workers.show_default == f"CPUs - 1, at most {MAX_DECODERS}"
+@pytest.mark.parametrize(("name", "most"), [("audit", 22), ("explain", 18), ("evaluate", 22)])
+def test_commands_show_few_options(name, most):
+    shown = re.findall(r"^│ \*? *(--[a-z-]+)", run(name, "--help"), re.MULTILINE)
+    assert "--recipe" in shown
+    assert len(shown) <= most
+    assert name != "audit" or {"--tile", "--mpp", "--mpp-is", "--stride", "--bands"} <= set(shown)
 
 
 def test_ctrl_c_ends_a_command_with_130(capsys):

@@ -27,6 +27,7 @@ from equicam.images import limited
 from equicam.images.dicom import check_window, frames, read_frame
 from equicam.images.items import Item, digest_files, open_image, open_item, read_item
 from equicam.images.sources import find_items
+from tests.conftest import recipe
 
 pydicom = pytest.importorskip("pydicom")
 from pydicom.dataset import Dataset, FileMetaDataset  # noqa: E402
@@ -159,7 +160,9 @@ def test_eight_bits_need_no_window(tmp_path):
 
 def test_more_bits_need_a_window_and_are_never_stretched(tmp_path):
     path = written(tmp_path / "a.dcm", TWELVE, **TWELVE_BITS)
-    with pytest.raises(EquicamError, match=r"a VOI window.* got none in 12 bits; try .*--voi CENTER,WIDTH"):
+    with pytest.raises(
+        EquicamError, match=r"a VOI window.* got none in 12 bits; try .*voi = \[CENTER, WIDTH\] in the"
+    ):
         read_frame(path, 0)
     dim = written(tmp_path / "b.dcm", TWELVE // 8, **TWELVE_BITS)
     assert np.array_equal(grey(dim, voi=(2048.0, 4096.0)), twin(TWELVE // 8, 2048, 4096))
@@ -429,12 +432,15 @@ def test_an_audit_of_dicom_images(tmp_path):
     }  # fmt: skip
     assert run.manifest.voi is None
     assert dict(run.manifest.versions)["pydicom"] == pydicom.__version__
-    assert any("--voi CENTER,WIDTH" in (row["reason_values"] or "") for row in run.items.to_pylist())
+    assert any(
+        "voi = [CENTER, WIDTH] in the recipe file" in (row["reason_values"] or "")
+        for row in run.items.to_pylist()
+    )
     with pytest.raises(EquicamError, match="voi"):
         equicam.audit(source, model, tmp_path / "run", views=2, voi=(2000.0, 3000.0))
 
     arguments = ["audit", str(source), "--out", str(tmp_path / "windowed"), "--views", "2", "--device", "cpu"]
-    result = CliRunner().invoke(app, [*arguments, "--voi", "-50,3000"])
+    result = CliRunner().invoke(app, [*arguments, *recipe("preprocessing.voi = [-50, 3000]")])
     assert result.exit_code == 0, result.output
     run = equicam.open_run(tmp_path / "windowed")
     assert run.manifest.voi == (-50.0, 3000.0)
@@ -447,9 +453,9 @@ def test_an_audit_of_dicom_images(tmp_path):
     text = run.report().read_text()
     assert "can no longer be read" not in text
     assert "has changed since" not in text
-    result = CliRunner().invoke(app, [*arguments, "--voi", "wide"])
-    assert result.exit_code
-    assert "CENTER,WIDTH" in result.output
+    result = CliRunner().invoke(app, [*arguments, *recipe("preprocessing.voi = [40]")])
+    assert result.exit_code == 2
+    assert "try voi = [40, 400] in the recipe file" in " ".join(result.output.split())
 
 
 def test_explain_and_evaluate(tmp_path):
@@ -467,10 +473,9 @@ def test_the_window_of_explain(tmp_path):
     command = ["explain", str(path), "--out", str(tmp_path / "out"), "--views", "2"]
     without = CliRunner().invoke(app, command)
     assert without.exit_code == 1
-    assert "try equicam audit or explain with --voi CENTER,WIDTH" in without.output
-    result = CliRunner().invoke(app, [*command, "--voi", "2000,3000"])
+    assert "try equicam audit or explain with voi = [CENTER, WIDTH] in the recipe file" in without.output
+    result = CliRunner().invoke(app, [*command, *recipe("preprocessing.voi = [2000, 3000]")])
     assert result.exit_code == 0, result.output
-    assert "CENTER,WIDTH" in CliRunner().invoke(app, [*command, "--voi", "wide"]).output
 
 
 def real(folder: Path, name: str) -> Path:

@@ -52,10 +52,14 @@ def value(table, score, method=None, region=None, angle=None):
 def test_eq_is_that_of_explains_maps(cnn, method, protocol):
     x = pictures(3)
     others = ["grad-cam", "equigrad-cam-fine"]  # must not change this one's maps
-    table = equicam.evaluate(cnn, x, methods=[*others, method], views=6, angles=ANGLES_2, protocol=protocol)
+    table = equicam.evaluate(
+        cnn, x, methods=[*others, method], views=6, angles=ANGLES_2, recipe=equicam.Recipe(protocol=protocol)
+    )
     fill = "zeros" if protocol == "paper" else "reflect"
     views = None if method in ("grad-cam", "layer-cam") else 6
-    explain = partial(equicam.explain, cnn, method=method, views=views, protocol=protocol)
+    explain = partial(
+        equicam.explain, cnn, method=method, views=views, recipe=equicam.Recipe(protocol=protocol)
+    )
     first = explain(x)
     rotated = [explain(rotate(x, a), target=first.target).map for a in ANGLES_2]
     assert_alive(first.map, *rotated)

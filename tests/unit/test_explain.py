@@ -34,23 +34,25 @@ def test_eighteen_views_unless_told_otherwise(cnn, x):
 
 
 def test_the_papers_protocol_is_the_authors_grid_fill_and_variants(cnn, x):
-    published = equicam.explain(cnn, x, views=6, protocol="paper")
+    published = equicam.explain(cnn, x, views=6, recipe=equicam.Recipe(protocol="paper"))
     assert published.views.to_plain() == (-180, -120, -60, 0, 60, 120)
-    by_hand = equicam.explain(cnn, x, views=Views.evenly(6, start=-180), fill="zeros")
+    by_hand = equicam.explain(cnn, x, views=Views.evenly(6, start=-180), recipe=equicam.Recipe(fill="zeros"))
     assert_alive(published.map)
     assert torch.equal(published.map, by_hand.map)
     assert not torch.allclose(published.map, equicam.explain(cnn, x, views=6).map, atol=1e-3)
-    kept = equicam.explain(cnn, x, views=6, protocol="paper", fill="reflect")
+    kept = equicam.explain(cnn, x, views=6, recipe=equicam.Recipe(protocol="paper", fill="reflect"))
     torch.testing.assert_close(kept.map, equicam.explain(cnn, x, views=6).map)
     for method in ("grad-cam++", "aug-cam"):
-        ours = equicam.explain(cnn, x, method=method, fill="zeros")
-        theirs = equicam.explain(cnn, x, method=method, protocol="paper")
+        ours = equicam.explain(cnn, x, method=method, recipe=equicam.Recipe(fill="zeros"))
+        theirs = equicam.explain(cnn, x, method=method, recipe=equicam.Recipe(protocol="paper"))
         assert not torch.allclose(ours.map, theirs.map, atol=1e-6), method
-    assert equicam.explain(cnn, x, method="grad-cam", protocol="paper").views.to_plain() == (0,)
+    assert equicam.explain(
+        cnn, x, method="grad-cam", recipe=equicam.Recipe(protocol="paper")
+    ).views.to_plain() == (0,)
 
 
 def test_three_views_of_the_authors_grid_lack_the_presented_one(cnn, x):
-    e = equicam.explain(cnn, x, views=3, protocol="paper")
+    e = equicam.explain(cnn, x, views=3, recipe=equicam.Recipe(protocol="paper"))
     assert (e.views.to_plain(), e.view_confidence.shape) == ((-180, -60, 60), (2, 3))
     probabilities = cnn.module(x).softmax(1)
     assert e.target.tolist() == probabilities.argmax(1).tolist()
@@ -59,14 +61,14 @@ def test_three_views_of_the_authors_grid_lack_the_presented_one(cnn, x):
 
 
 def test_options_reach_the_gates(cnn, x):
-    one = equicam.explain(cnn, x, method="equigrad-cam+pcf", views=5, tau=0.0)
-    two = equicam.explain(cnn, x, method="equigrad-cam+pcf", views=5, tau=1.0)
+    one = equicam.explain(cnn, x, method="equigrad-cam+pcf", views=5, recipe=equicam.Recipe(tau=0.0))
+    two = equicam.explain(cnn, x, method="equigrad-cam+pcf", views=5, recipe=equicam.Recipe(tau=1.0))
     assert one.view_kept.any()
     assert not two.view_kept.any()
     assert all("none-kept" in f for f in two.flags)
-    flat = equicam.explain(cnn, x, method="equigrad-cam+soft", views=5, gamma=0)
+    flat = equicam.explain(cnn, x, method="equigrad-cam+soft", views=5, recipe=equicam.Recipe(gamma=0))
     torch.testing.assert_close(flat.map, equicam.explain(cnn, x, views=5).map)
-    sharp = equicam.explain(cnn, x, method="equigrad-cam+soft", views=5, gamma=30.0)
+    sharp = equicam.explain(cnn, x, method="equigrad-cam+soft", views=5, recipe=equicam.Recipe(gamma=30.0))
     assert not torch.allclose(sharp.map, flat.map, atol=1e-3)
 
 
@@ -123,7 +125,7 @@ def test_a_constant_map_is_flagged_and_not_stretched_into_rounding_errors():
 
 def test_unseen_corners_are_flagged(cnn, x):
     only45 = Fusion(Views((45.0,)), "features", "features")
-    e = equicam.explain(cnn, x, method=only45, fill="coverage")
+    e = equicam.explain(cnn, x, method=only45, recipe=equicam.Recipe(fill="coverage"))
     assert all("low-coverage" in f for f in e.flags)
     assert e.raw[:, 0, 0].abs().max() == 0
     assert all("low-coverage" not in f for f in equicam.explain(cnn, x, method=only45).flags)

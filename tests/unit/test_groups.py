@@ -101,7 +101,7 @@ def test_the_angles_of_reflections_can_be_chosen(cnn):
     [
         ({"group": "mirror"}, "group needs one of rotation, dihedral, scale, shift, got 'mirror'"),
         (
-            {"group": "scale", "protocol": "paper"},
+            {"group": "scale", "recipe": equicam.Recipe(protocol="paper")},
             "protocol paper needs group rotation, its only one, got scale",
         ),
         ({"group": "scale", "angles": (15,)}, "angles needs group rotation or dihedral, got scale"),
@@ -140,7 +140,7 @@ def test_views_that_scale_are_compared_where_all_of_them_show_something(cnn):
 def test_the_fill_of_views_does_not_change_the_rotated_reference(cnn):
     x, options = pictures(3), {"methods": ["grad-cam"], "scores": ["eq"], "angles": [45]}
     plain = pick(equicam.evaluate(cnn, x, **options), "eq", "grad-cam", "full").value
-    for more in ({"views": equicam.Views.scales(0.8, 1)}, {"fill": "coverage"}):
+    for more in ({"views": equicam.Views.scales(0.8, 1)}, {"recipe": equicam.Recipe(fill="coverage")}):
         found = pick(equicam.evaluate(cnn, x, **options, **more), "eq", "grad-cam", "full").value
         assert found == pytest.approx(plain, abs=1e-9)
 
@@ -152,5 +152,5 @@ def test_a_fusion_that_scales_has_the_fill_that_explain_gives_it(cnn):
     rows = equicam.evaluate(cnn, x, methods={"mine": fusion}, scores=["peum"], angles=[90])
     assert pick(rows, "peum", "mine", "full").value == pytest.approx(peum, rel=1e-4)
     assert equicam.explain(
-        cnn, x, method=fusion, fill="reflect"
+        cnn, x, method=fusion, recipe=equicam.Recipe(fill="reflect")
     ).peum_score.double().numpy() != pytest.approx(peum, rel=1e-2)

@@ -42,12 +42,12 @@ def test_a_second_explanation_needs_no_pass(method, passes):
 
 def test_two_ways_of_weighing_share_their_scores(passes):
     model, x = equicam.wrap(seeded(Cnn), layer="trunk"), pictures(1)
-    expected = equicam.explain(model, x, method="score-cam", protocol="paper")
+    expected = equicam.explain(model, x, method="score-cam", recipe=equicam.Recipe(protocol="paper"))
     once = sum(passes)
     passes.clear()
     with remember_masked_scores():
         equicam.explain(model, x, method="score-cam")
-        found = equicam.explain(model, x, method="score-cam", protocol="paper")
+        found = equicam.explain(model, x, method="score-cam", recipe=equicam.Recipe(protocol="paper"))
     assert sum(passes) == once
     assert torch.equal(found.raw, expected.raw)
 

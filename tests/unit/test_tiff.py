@@ -49,12 +49,12 @@ def tiled_page(size: int = 64) -> np.ndarray:
 
 
 REFUSED = {
-    "sentinel-2": (lambda: written(bands(13), photometric="minisblack", planarconfig="contig", extratags=GEO_KEYS), "13 bands of 16 bits", GEO_FIX.format("4,3,2 --scale 10000")),
+    "sentinel-2": (lambda: written(bands(13), photometric="minisblack", planarconfig="contig", extratags=GEO_KEYS), "13 bands of 16 bits", GEO_FIX.format("4,3,2 and scale = 10000 in the recipe file")),
     "planes": (lambda: written(np.moveaxis(bands(13), -1, 0), photometric="minisblack", planarconfig="separate"), "13 bands of 16 bits", COPY_FIX),
-    "rgb16": (lambda: written(bands(3), photometric="rgb", extratags=GEO_KEYS), "3 bands of 16 bits", GEO_FIX.format("1,2,3 --scale 10000")),
-    "rgba16": (lambda: written(bands(4), photometric="rgb", extrasamples=["unassalpha"], extratags=GEO_KEYS), "4 bands of 16 bits", GEO_FIX.format("1,2,3 --scale 10000")),
+    "rgb16": (lambda: written(bands(3), photometric="rgb", extratags=GEO_KEYS), "3 bands of 16 bits", GEO_FIX.format("1,2,3 and scale = 10000 in the recipe file")),
+    "rgba16": (lambda: written(bands(4), photometric="rgb", extrasamples=["unassalpha"], extratags=GEO_KEYS), "4 bands of 16 bits", GEO_FIX.format("1,2,3 and scale = 10000 in the recipe file")),
     "fourth-of-5": (lambda: written(bands(5, np.uint8), photometric="rgb", extrasamples=["assocalpha", "unspecified"], planarconfig="contig", extratags=GEO_KEYS), "5 bands of 8 bits", GEO_FIX.format("1,2,3")),
-    "height": (lambda: written(bands(1, np.float32)[..., 0], extratags=GEO_KEYS), "1 band of 32 bits", GEO_FIX.format("1,1,1 --scale 1")),
+    "height": (lambda: written(bands(1, np.float32)[..., 0], extratags=GEO_KEYS), "1 band of 32 bits", GEO_FIX.format("1,1,1 and scale = 1 in the recipe file")),
     "radar": (lambda: written(bands(1, np.complex64)[..., 0], extratags=GEO_KEYS), "complex numbers", COPY_FIX),
     "grey16": (lambda: written(bands(1)[..., 0]), "1 band of 16 bits", COPY_FIX),
     "grey32": (lambda: written(bands(1, np.uint32)[..., 0]), "1 band of 32 bits", COPY_FIX),
@@ -170,6 +170,6 @@ def test_real_rasters(name, found):
     if found:
         with pytest.raises(EquicamError, match=found) as error:
             open_image(RASTERS / name)
-        assert error.value.fix == GEO_FIX.format("1,2,3 --scale 10000")
+        assert error.value.fix == GEO_FIX.format("1,2,3 and scale = 10000 in the recipe file")
     else:
         assert np.asarray(open_image(RASTERS / name)).std() > 10

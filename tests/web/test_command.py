@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from equicam.cli.review import review
+from equicam.cli.pages import review
 from equicam.runs.log import Log
 from equicam.runs.verdicts import VERDICTS, ReviewLog
 from tests.audit.conftest import equicam_command

@@ -159,7 +159,7 @@ def _constant_score_cams(context: Context, protocol: str) -> Floats:
     how = {name: value for name, value in context.options.items() if name in ("dtype", "compiled")}
     for start in range(0, len(items), IMAGES_PER_BATCH):
         x = context.open(items[start : start + IMAGES_PER_BATCH])
-        found = explain(context.model, x, method="score-cam", protocol=protocol, **how)
+        found = explain(context.model, x, method="score-cam", recipe=Recipe(protocol=protocol), **how)
         constant += [bool(flags & FLAT) for flags in found.flags]
     return np.array(constant, dtype=np.float64)
 

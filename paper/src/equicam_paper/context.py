@@ -32,6 +32,7 @@ from equicam.models.weights import fingerprint
 from equicam.protocol import find_protocol
 from equicam.readers.masking import remember_masked_scores
 from equicam.readers.model import Model
+from equicam.recipe import Recipe
 from equicam.shards import write_atomic
 from equicam_paper.benchmarks import find_items, is_cub
 from equicam_paper.claims import MIN_IMAGES, NETWORKS, Claim, claims
@@ -235,7 +236,7 @@ class Context:
         key = hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()[:12]
         table = evaluate(
             self.model, list(self.sample if items is None else items), methods=methods, scores=metrics,
-            protocol=protocol, out=self._file(key), progress=self.progress, **options,
+            recipe=Recipe(protocol=protocol), out=self._file(key), progress=self.progress, **options,
         )  # fmt: skip
         write_atomic(index, json.dumps(known | {key: entry}, indent=1).encode())
         return table

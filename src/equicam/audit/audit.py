@@ -57,7 +57,6 @@ def compute_run(
     source: str | Path,
     recipe: Recipe,
     *,
-    compile_if_repaid: bool,
     split: str | None,
     tiling: Tiling | None,
     target: int | None,
@@ -91,8 +90,9 @@ def compute_run(
         items = every.sample(n)
     workers = decoder_count(workers, len(items), len(engine.names) if isinstance(engine, Devices) else 1)
     device = engine.kind if engine else model.device.type
-    if compile_if_repaid and _is_repaid(device, len(items), len(Views(recipe.views))):
-        recipe = replace(recipe, compiled=True)
+    compile_now = recipe.compiled is None and _is_repaid(device, len(items), len(Views(recipe.views)))
+    recipe = replace(recipe, compiled=compile_now or bool(recipe.compiled))
+    if compile_now:
         notice(f"{len(items):,} images: the network is compiled first, which takes about half a minute")
     calibration = _calibration_subset(items, calibrate, recipe.seed)
     manifest = Manifest(
@@ -228,7 +228,7 @@ def _describe_preprocessing(preprocess: Any) -> str:
 def _calibration_subset(items: Items, count: int, seed: int) -> list[str]:
     """The ids of a random subset, the same whatever the order of the items."""
     if count < 0:
-        raise EquicamError("calibrate", "a number of images", count, "--calibrate 200")
+        raise EquicamError("calibrate", "a number of images", count, "calibrate=200")
 
     def key(name: str) -> bytes:
         return hashlib.sha256(f"{seed}\0{name}\0calibrate".encode()).digest()

@@ -66,7 +66,7 @@ def run_causal_test(
     if before is not None and before.is_of(len(explained), n, seed):
         return before
     context, listed = reload()
-    recipe = Recipe("grad-cam", dtype=context.recipe.dtype, seed=seed)
+    recipe = Recipe("grad-cam", context="none", dtype=context.recipe.dtype, compiled=False, seed=seed)
     chosen = heapq.nsmallest(n, explained, key=lambda name: item_seed(seed, name, "causal test"))
     items = replace(listed, table=listed.table.filter(pc.is_in(listed.ids, pa.array(chosen, pa.string()))))
     rows = {row["id"]: row for row in store.select(chosen, ["id", "sha256"]).to_pylist()}

@@ -88,7 +88,7 @@ class AuditContext:
     @cached_property
     def window(self) -> Window | None:
         """The model's input in images with context."""
-        if self.recipe.context == "none":
+        if self.recipe.context != "auto":
             return None
         return Window((self.tile, self.tile) if self.tile else input_size(self.model))
 

@@ -210,8 +210,8 @@ def _refuse_other_bands(tiling: Tiling, model: "Model") -> None:
     bands, mean = tiling.input.bands, tiling.input.mean or model.mean
     if bands is not None and len(bands) != len(mean):
         raise EquicamError(
-            "--bands", f"{len(mean)}, one for each channel of the model's mean and std", ", ".join(bands),
-            "other --bands, or --mean and --std with a model of as many channels",
+            "bands", f"{len(mean)}, one for each channel of the model's mean and std", ", ".join(bands),
+            "other bands, or Input(mean=…, std=…) with a model of as many channels (mean and std in the recipe file)",
         )  # fmt: skip
 
 
@@ -254,19 +254,12 @@ def audit(
     model: "Model",
     out: str | Path,
     *,
-    method: str = "equigrad-cam",
+    recipe: Recipe | None = None,
+    method: str | None = None,
     views: Any = None,
-    fill: str | None = None,
-    protocol: str = "ours",
-    context: str | None = None,
-    tau: float | None = None,
-    gamma: float | None = None,
-    dtype: Any = None,
-    compiled: bool | None = None,
-    seed: int = 0,
-    split: str | None = None,
-    tiling: Tiling | None = None,
     target: int | str | None = None,
+    tiling: Tiling | None = None,
+    split: str | None = None,
     n: int | None = None,
     voi: tuple[float, float] | None = None,
     calibrate: int = 0,
@@ -281,10 +274,10 @@ def audit(
 ) -> Run:
     """Explain every image of a source into the folder `out`: a run that can be resumed, ranked, reported and verified.
 
-    With a `tiling`, the source is a raster, or several: slides, GeoTIFFs; every window of theirs is an image, `context` is
-    "auto" unless it is given, and what the tiling's input leaves open is taken from the model's. `target` is the class to
-    explain in every image, by name or number, instead of each image's top-1.
-    `compiled` compiles the network first; None does so on a GPU where there are enough images to repay it.
+    `recipe` holds every option that decides a map; the keywords `method` and `views` win. With a `tiling`, the source is a
+    raster, or several: slides, GeoTIFFs; every window of theirs is an image, the recipe's context is "auto" unless it says
+    otherwise, and what the tiling's input leaves open is taken from the model's. `target` is the class to explain in every
+    image, by name or number, instead of each image's top-1.
     `calibrate` images, chosen at random, also get their Eq measured, so that `triage` can say how good its queue is.
     `voi` is the window (centre, width) of DICOM images, instead of the one in each file.
     `workers` processes decode images for each device; unless it is given, one less than there are CPUs, shared by the devices, and at most 10.
@@ -296,18 +289,16 @@ def audit(
     from equicam.audit.audit import compute_run
     from equicam.protocol import find_protocol
 
-    if context is None:
-        context = "auto" if tiling is not None and find_protocol(protocol).has_context else "none"
+    recipe = Recipe.of(recipe, method=method, views=views)
+    if recipe.context is None:
+        has_context = tiling is not None and find_protocol(recipe.protocol).has_context
+        recipe = replace(recipe, context="auto" if has_context else "none")
     if tiling is not None:
         tiling = replace(tiling, input=tiling.input.or_else(model.input))
         _refuse_other_bands(tiling, model)
-    recipe = Recipe(
-        method=method, views=views, fill=fill, protocol=protocol, context=context, tau=tau, gamma=gamma, dtype=dtype,
-        compiled=bool(compiled), seed=seed,
-    )  # fmt: skip
     store = RunStore(Path(out))
     compute_run(
-        store, model, source, recipe, compile_if_repaid=compiled is None, split=split, tiling=tiling, target=class_index(target, model.classes), n=n, voi=voi,
+        store, model, source, recipe, split=split, tiling=tiling, target=class_index(target, model.classes), n=n, voi=voi,
         calibrate=calibrate, shard_size=shard_size, workers=workers,
         weights_from=weights_from or model.weights_from, engine=engine, progress=progress, listing=listing, notice=notice,
         listed=listed,

@@ -4,16 +4,14 @@ from typing import Annotated
 
 import typer
 
-from equicam.cli.audit import audit, report, triage, verify
-from equicam.cli.causal import causal
-from equicam.cli.compare import compare
+from equicam.cli.audit import audit
 from equicam.cli.demo import demo
 from equicam.cli.evaluate import evaluate
 from equicam.cli.explain import explain
-from equicam.cli.export import export
 from equicam.cli.list import doctor, methods, models, scores
-from equicam.cli.open import open  # noqa: A004  # the command's name
-from equicam.cli.review import review
+from equicam.cli.pages import open, review  # noqa: A004  # the command's name
+from equicam.cli.recipe_file import NAMES
+from equicam.cli.runs import causal, compare, export, report, triage, verify
 from equicam.console import say, with_output_options
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
@@ -28,7 +26,7 @@ WITHOUT_ANSWER = {open}
 """Commands without --json."""
 for panel, commands in PANELS.items():
     for command in commands:
-        whole = with_output_options(command, answers=command not in WITHOUT_ANSWER)
+        whole = with_output_options(command, answers=command not in WITHOUT_ANSWER, in_file=NAMES)
         app.command(rich_help_panel=panel)(whole)
 
 

@@ -1,32 +1,19 @@
-"""The commands of an audit: audit, triage, report, verify."""
+"""`equicam audit`, its document, and its gates: limits that a run must keep, as shares or counts."""
 
+import re
 import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Exit, Option
 
 from equicam.cli import options
-from equicam.cli.audit_output import (
-    LAST_HASH,
-    audit_document,
-    causal_command,
-    print_audit,
-    print_triage,
-    print_verification,
-    triage_document,
-    verification_document,
-)
-from equicam.cli.gates import failed_gate, parse_gates, refuse_unreachable
-from equicam.cli.shared import (
-    count_progress,
-    load_on_engine,
-    parse_speed,
-    parse_tiling,
-    parse_views,
-    parse_window,
-)
+from equicam.cli.loading import load_on_engine
+from equicam.cli.recipe_file import Settings
 from equicam.console import (
     FAILED,
     GATE_FAILED,
@@ -34,99 +21,43 @@ from equicam.console import (
     complain,
     exit_on_error,
     note,
-    resolve_device,
+    plural,
     say,
     show_progress,
 )
-from equicam.runs import SHARD_SIZE
+from equicam.errors import EquicamError
+
+if TYPE_CHECKING:
+    from equicam.audit.run import Run
 
 _GATES = "Gates"
+_MAX_BAD = "Exit with 3 if more images than this could not be explained: 5% or a number."
+_MIN_STEADY = "Exit with 3 if fewer maps than this are steady: 80% or a number."
 
 
 def audit(
     source: options.Source,
-    out: Annotated[Path, typer.Option(help="Folder of the run; resumed if it exists.")],
+    out: Annotated[Path, Option(help="Folder of the run; resumed if it exists.")],
     model: options.ModelName = "embedded",
     weights: options.Weights = None,
-    method: options.MethodName = "equigrad-cam",
+    layer: options.Layer = None,
+    method: options.MethodName = None,
     views: options.Views = None,
-    calibrate: Annotated[
-        int,
-        typer.Option(
-            help="Measure Eq (equivariance) on this many random images at seven other angles, as a check of stability and signals."
-        ),
-    ] = 0,
-    split: options.Split = None,
+    target: options.Target = None,
     n: options.SampleSize = None,
+    device: options.Devices = None,
+    recipe: options.RecipeFile = None,
+    save_recipe: options.SaveRecipe = None,
     tile: options.Tile = None,
     mpp: options.Mpp = None,
     mpp_is: options.MppIs = None,
     stride: options.Stride = None,
-    tissue: options.Tissue = 0.0,
-    regions: options.Regions = None,
     bands: options.Bands = None,
-    scale: options.Scale = None,
-    display: options.Display = None,
-    size: options.Size = None,
-    crop: options.Crop = None,
-    mean: options.MeanOrRaster = None,
-    std: options.Std = None,
-    voi: options.Voi = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            help="Class to explain in every image, by name or number.", show_default="each image's top-1"
-        ),
-    ] = None,
-    layer: options.Layer = None,
-    classes: options.Classes = None,
-    fill: options.Fill = None,
-    context: Annotated[
-        str | None,
-        typer.Option(
-            help="auto: cut views from what surrounds the model's input; none: reflect at its border.",
-            show_default="auto for rasters, none for images",
-        ),
-    ] = None,
-    tau: options.Tau = None,
-    gamma: options.Gamma = None,
-    protocol: options.Protocol = "ours",
-    dtype: options.Dtype = None,
-    compile_: options.CompileIfRepaid = None,
-    fast: options.Fast = False,
-    seed: options.Seed = 0,
-    shard_size: Annotated[
-        int, typer.Option(min=1, help="Images per shard, the unit of resuming.")
-    ] = SHARD_SIZE,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Processes that decode images, for each device.",
-            show_default="CPUs - 1, at most 10",
-        ),
-    ] = None,
-    device: options.Devices = None,
-    engine: options.Engine = "local",
-    address: options.Address = None,
-    actors: options.Actors = None,
     max_bad: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SHARE",
-            help="Exit with 3 if more images than this could not be explained: 5% or a number.",
-            show_default=False,
-            rich_help_panel=_GATES,
-        ),
+        str | None, Option(metavar="SHARE", help=_MAX_BAD, show_default=False, rich_help_panel=_GATES)
     ] = None,
     min_steady: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SHARE",
-            help="Exit with 3 if fewer maps than this are steady: 80% or a number.",
-            show_default=False,
-            rich_help_panel=_GATES,
-        ),
+        str | None, Option(metavar="SHARE", help=_MIN_STEADY, show_default=False, rich_help_panel=_GATES)
     ] = None,
 ) -> None:
     """Explain every image of a source into a run that can be resumed, ranked, reported and verified.
@@ -136,7 +67,7 @@ def audit(
     Run the same command again to resume. An image that cannot be decoded becomes a row with a reason. Ctrl-C finishes
     the current shard first. Exits with 1 if no image could be explained, and with 3 if a gate failed.
 
-    Example: `equicam audit slides/ --model resnet50 --weights mine.safetensors --calibrate 200 --out run`
+    Example: `equicam audit slides/ --model resnet50 --weights mine.safetensors --tile 224 --mpp 0.5 --out run`
     """
     with (
         exit_on_error(interrupted=f"; the same command resumes ({out})"),
@@ -147,27 +78,23 @@ def audit(
         from equicam.readers.names import absolute_weights
 
         gates = parse_gates(max_bad, min_steady)
-        tiling = parse_tiling(
-            tile=tile, mpp=mpp, mpp_is=mpp_is, stride=stride, tissue=tissue, regions=regions, bands=bands,
-            scale=scale, mean=mean, std=std, display=display, size=size, crop=crop,
+        settings = Settings.of(
+            recipe, recipe={"method": method, "views": views}, model={"layer": layer},
+            tiling={"tile": tile, "mpp": mpp, "mpp_is": mpp_is, "stride": stride, "bands": bands},
         )  # fmt: skip
-        run_in, compiled = parse_speed(fast, dtype, compile_, device)
-        may_compile = compiled or (compiled is None and resolve_device(device).startswith("cuda"))
-        chosen_views, window = parse_views(views), parse_window(voi)
+        chosen, tiling, window = settings.recipe, settings.tiling, settings.voi
+        of_run = settings.sections["run"]
+        settings.save(save_recipe)
         # before the model, which takes long
-        listed = list_source(source, split=split, frames=tiling is None, tick=progress.advance)
+        listed = list_source(source, split=of_run.get("split"), frames=tiling is None, tick=progress.advance)
         if tiling is None:
             refuse_unreachable(gates, len(listed) if n is None else min(n, len(listed)))
-        loaded, chosen = load_on_engine(
-            model, weights, classes, layer, may_compile, device=device, engine=engine, address=address, actors=actors,
-            size=size, crop=crop, mean=mean, std=std, tiling=tiling,
-        )  # fmt: skip
+        loaded, engine = load_on_engine(settings, model, weights, device, tiled=True)
         run = equicam.audit(
-            source, loaded, out, method=method, views=chosen_views, split=split, n=n, voi=window, calibrate=calibrate,
-            target=target, tiling=tiling, listed=listed,
-            fill=fill, protocol=protocol, context=context, tau=tau, gamma=gamma, dtype=run_in, compiled=compiled,
-            seed=seed, shard_size=shard_size, workers=workers, weights_from=absolute_weights(weights),
-            engine=chosen, progress=partial(progress.update, title="auditing", unit="images"),
+            source, loaded, out, recipe=chosen, target=target, tiling=tiling, n=n, voi=window, listed=listed,
+            **{name: of_run[name] for name in ("split", "calibrate", "shard_size", "workers") if name in of_run},
+            weights_from=absolute_weights(weights), engine=engine,
+            progress=partial(progress.update, title="auditing", unit="images"),
             listing=partial(progress.update, title="listing", unit="rasters"), notice=note,
         )  # fmt: skip
         refuse_unreachable(gates, run.manifest.images)
@@ -176,138 +103,109 @@ def audit(
     print_audit(document)
     if not document["explained"]:
         complain(f"no image could be explained, of {document['images']:,}")
-        raise typer.Exit(FAILED)
+        raise Exit(FAILED)
     if sentence := failed_gate(document["gates"]):
         complain(sentence)
-        raise typer.Exit(GATE_FAILED)
+        raise Exit(GATE_FAILED)
     if len(run.manifest.transforms) > 1:
         note(f"next: equicam triage {shlex.join([str(out), '--budget', '10%'])}")
     else:
         note("a run with one view cannot be ranked: it has no other view to disagree with; try --views 6")
 
 
-def triage(
-    run: options.RunFolder,
-    by: Annotated[
-        str,
-        typer.Option(help="Signal to rank by: stability, peum (uncertainty) or risk."),
-    ] = "stability",
-    budget: Annotated[str, typer.Option(help="Images that can be reviewed: 10% or a number.")] = "10%",
-    control: Annotated[float, typer.Option(help="Share of the budget for the random control arm.")] = 0.20,
-    unstable: Annotated[
-        float,
-        typer.Option(
-            help="Stability, or Eq (equivariance), below which the statistics count a map as low; steady and unsteady do not depend on it."
-        ),
-    ] = 0.5,
-    quotas: Annotated[
-        bool, typer.Option(help="Divide the queue among the classes in proportion to their images.")
-    ] = True,
-    seed: options.Seed = 0,
-    more: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Add this many reviews to the existing queue; goes with no other option.",
-            show_default=False,
-        ),
-    ] = None,
-) -> None:
-    """Rank a run for review: the queue, a random control arm, and how many maps have a low stability.
+def audit_document(run: "Run", gates: "Sequence[Gate]") -> dict[str, Any]:
+    """How many images were explained, why others were not, and whether the gates hold."""
+    from equicam.reasons import Reason, describe
+    from equicam.steadiness import count_words
 
-    Writes `triage.parquet` (the images under review, with arm and rank) and `queue.csv` (for reviewers, with blinding) into the run.
-
-    Example: `equicam triage run --budget 5% --by risk`, and later `equicam triage run --more 50`
-    """
-    with exit_on_error():
-        import equicam
-
-        opened = equicam.open_run(run)
-        ranked = opened.triage(
-            budget, by, control=control, unstable=unstable, quotas=quotas, seed=seed, more=more
-        )
-        answer("triage", triage_document(opened, ranked))
-        print_triage(opened, ranked)
-    if ranked.queue():
-        first = causal_command(opened)
-        trusted = ", if you trust the code of that model" if first and " --model " in first else ""
-        note(
-            f"next: equicam review {shlex.quote(str(run))}"
-            + (f", or first, to see whether the drift is signal or noise{trusted}: {first}" if first else "")
-        )
-
-
-def report(
-    run: options.RunFolder,
-    top: Annotated[int, typer.Option(min=1, help="Show at most this many images of the queue.")] = 40,
-    source: options.MovedSource = None,
-) -> None:
-    """Write one self-contained HTML file of evidence, and the same numbers as JSON.
-
-    Example: `equicam report run`
-    """
-    with exit_on_error():
-        import equicam
-        from equicam.shards import read_json
-
-        path = equicam.open_run(run, source).report(top)
-        facts = read_json(path.with_suffix(".json"))
-    left = facts["remainder"]
-    sentence = left["sentence"] if left else None
-    counts = {name: facts["summary"][name] for name in ("images", "done", "ok", "bad", "queue")}
-    files = {"run": str(run), "report": str(path), "json": str(path.with_suffix(".json"))}
-    words = facts["steadiness"]["words"]
-    answer(
-        "report",
-        files
-        | counts
-        | {"unstable": facts["unstable"]["count"], "steadiness": words, "remainder": sentence}
-        | {"last_hash": facts["log"]["last_hash"]},
+    items = run.read_items(["id", "status", "reason", "reason_values", "steadiness"])
+    reasons = Counter(
+        row["reason"] for row in items.select(["status", "reason"]).to_pylist() if row["status"] != "ok"
     )
-    if sentence:
-        say(sentence)
-    say(f"report: {path}")
-    say(LAST_HASH.format(facts["log"]["last_hash"]))
+    words = {word.replace(" ", "_"): count for word, count in count_words(items).items()}
+    bad, first = reasons.total(), None
+    if bad:
+        row = items.slice(items["status"].index("bad").as_py(), 1).to_pylist()[0]
+        reason = Reason.from_row({"code": row["reason"], "values": row["reason_values"]})
+        first = {"id": row["id"], "reason": describe(reason)}
+    counts = {"images": items.num_rows, "explained": items.num_rows - bad, "bad": bad} | words
+    return {
+        "run": str(run.folder),
+        **counts,
+        "reasons": dict(reasons.most_common()),
+        "first_bad": first,
+        "layer": run.manifest.layer,
+        "gates": [gate.check(counts) for gate in gates],
+    }
 
 
-def verify(
-    run: options.RunFolder,
-    sample: Annotated[int, typer.Option(min=0, help="Number of random images to explain again.")] = 20,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of the sample.", show_default="another each time")
-    ] = None,
-    noted_hash: Annotated[
-        str | None,
-        typer.Option(
-            "--hash",
-            help="Last hash of the log, kept elsewhere since an earlier verify or report: its event must still be there.",
-            show_default=False,
-        ),
-    ] = None,
-    model: options.TrustedModel = None,
-    source: options.MovedSource = None,
-    weights: options.MovedWeights = None,
-    device: options.Device = None,
-) -> None:
-    """Check a run: every file against its digest, the log's hash chain, the rows, and a random sample explained again.
+def print_audit(document: Mapping[str, Any]) -> None:
+    """Print how many images were explained."""
+    say(
+        f"{plural(document['explained'], 'image')} explained, {document['bad']:,} could not be; layer {document['layer']}; "
+        f"run {document['run']}"
+    )
+    if document["explained"]:
+        say(
+            f"maps: {document['steady']:,} steady, {document['unsteady']:,} unsteady, {document['cannot_say']:,} cannot be judged"
+        )
+    if document["reasons"]:
+        reasons = ", ".join(f"{code} {count:,}" for code, count in document["reasons"].items())
+        say(f"could not be explained, by reason: {reasons}")
+    if first := document["first_bad"]:
+        say(f"{'the first' if document['bad'] > 1 else 'that is'} {first['id']}: {first['reason']}")
 
-    Exits with 1 and names the differences, if there are any; then nothing is loaded or explained again. Exits with 1, too,
-    if the sample cannot be explained again because a file of the run's must be named (--weights, --model, --source);
-    --sample 0 checks the files alone. If nothing differs, the log's last hash is printed: keep it elsewhere, because a log
-    whose end was cut off is found by --hash alone.
 
-    Example: `equicam verify run --sample 50`
-    """
-    with exit_on_error():
-        import equicam
+@dataclass(frozen=True)
+class Gate:
+    """A limit as it was typed: a count, or a share of all images or of all explained ones."""
 
-        opened = equicam.open_run(run)
-        with count_progress("recomputing", min(sample, opened.manifest.images)) as tick:
-            found = opened.verify(
-                sample, seed=seed, noted_hash=noted_hash, model=model, source=source, weights=weights, device=device,
-                tick=tick,
-            )  # fmt: skip
-    answer("verify", {"run": str(run)} | verification_document(found))
-    print_verification(found)
-    if not found.ok:
-        raise typer.Exit(FAILED)
+    option: str  # --max-bad or --min-steady
+    text: str
+    limit: float
+    is_share: bool
+
+    def check(self, counts: Mapping[str, int]) -> dict[str, Any]:
+        """Its count, the number it is of, and whether it holds."""
+        at_most = self.option == "--max-bad"
+        count, of = (counts["bad"], counts["images"]) if at_most else (counts["steady"], counts["explained"])
+        # compared as whole numbers times 100: 5 of 100 keep 5%
+        value, limit = (100 * count, self.limit * of) if self.is_share else (count, self.limit)
+        holds = value <= limit if at_most else value >= limit
+        return {"option": self.option, "limit": self.text, "count": count, "of": of, "holds": holds}
+
+
+def parse_gates(max_bad: str | None, min_steady: str | None) -> list[Gate]:
+    """The gates that were given."""
+    gates = []
+    for option, text, share in (("--max-bad", max_bad, "5%"), ("--min-steady", min_steady, "80%")):
+        if text is None:
+            continue
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", text.strip(), re.ASCII)
+        if found is None or (found[2] and float(found[1]) > 100) or (not found[2] and "." in found[1]):
+            needs = "a share from 0% to 100%, or a number of images"
+            raise EquicamError(option, needs, repr(text), f"{option} {share}")
+        gates.append(Gate(option, text.strip(), float(found[1]), bool(found[2])))
+    return gates
+
+
+def refuse_unreachable(gates: Sequence[Gate], images: int) -> None:
+    """Refuse a count above the number of images: --min-steady could never hold, and --max-bad never fail."""
+    for gate in gates:
+        if not gate.is_share and gate.limit > images:
+            share = f"{gate.text}%" if gate.limit <= 100 else "80%" if gate.option == "--min-steady" else "5%"
+            needs = f"a number of images up to {images:,}, as many as there are, or a share"
+            raise EquicamError(gate.option, needs, gate.text, f"{gate.option} {share}")
+
+
+def failed_gate(checked: Sequence[Mapping[str, Any]]) -> str | None:
+    """A sentence on the gates that do not hold; None where all do."""
+    sentences = []
+    for one in checked:
+        what = "images could not be explained" if one["option"] == "--max-bad" else "maps are steady"
+        share = f" ({100 * one['count'] / one['of']:.1f} %)" if one["of"] else ""
+        if not one["holds"]:
+            sentences.append(
+                f"the gate {one['option']} {one['limit']} failed: {one['count']:,} of {one['of']:,} {what}{share}"
+            )
+    return "; ".join(sentences) or None

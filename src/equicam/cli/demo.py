@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from equicam.cli.audit_output import audit_document, print_audit, print_triage, print_verification
+from equicam.cli.audit import audit_document, print_audit
+from equicam.cli.run_output import print_triage, print_verification
 from equicam.console import FAILED, answer, exit_on_error, note, say, show_progress
 
 

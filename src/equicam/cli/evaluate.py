@@ -5,58 +5,48 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from equicam.cli import options
-from equicam.cli.shared import load_on_engine, parse_speed, parse_views
+from equicam.cli.loading import load_on_engine
+from equicam.cli.recipe_file import Settings
 from equicam.console import FAILED, answer, complain, console, exit_on_error, output, say, split_commas
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_METHODS = "Names from `equicam methods`, separated by commas; controls like grad-cam@blur-16."
+_GROUP_BY = "Column of the image list with each image's group, such as patient: intervals are by group."
+_DETAILS = "Add tables by angle and condition, paired comparisons, and signals of bad maps."
 
 
 def evaluate(
     source: options.Source,
     model: options.ModelName = "embedded",
     weights: options.Weights = None,
+    layer: options.Layer = None,
     methods: Annotated[
-        str,
-        typer.Option(
-            help="Names from `equicam methods`, separated by commas; controls like grad-cam@blur-16."
-        ),
-    ] = "grad-cam,equigrad-cam",
-    scores: Annotated[str, typer.Option(help="Names from `equicam scores`, separated by commas.")] = "eq",
+        str | None, Option(help=_METHODS, show_default="grad-cam and the recipe's, equigrad-cam")
+    ] = None,
+    scores: Annotated[str, Option(help="Names from `equicam scores`, separated by commas.")] = "eq",
     n: options.SampleSize = None,
-    split: options.Split = None,
-    group_by: options.GroupBy = None,
+    split: Annotated[
+        str | None, Option(help="Split of the source: train, test, …", show_default=False)
+    ] = None,
+    group_by: Annotated[str | None, Option(help=_GROUP_BY, show_default="a column group")] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(help="Parquet file for the rows; resumed if it exists.", show_default=False),
+        Path | None, Option(help="Parquet file for the rows; resumed if it exists.", show_default=False)
     ] = None,
     group: Annotated[
-        str, typer.Option(help="How images are presented: rotation, dihedral, scale or shift.")
+        str, Option(help="How images are presented: rotation, dihedral, scale or shift.")
     ] = "rotation",
     views: options.Views = None,
-    layer: options.Layer = None,
     classes: options.Classes = None,
-    fill: options.Fill = None,
-    context: options.Context = "none",
-    protocol: options.Protocol = "ours",
-    size: options.Size = None,
-    crop: options.Crop = None,
-    mean: options.Mean = None,
-    std: options.Std = None,
-    dtype: options.Dtype = None,
-    compile_: options.Compile = False,
-    fast: options.Fast = False,
-    seed: options.Seed = 0,
-    details: Annotated[
-        bool,
-        typer.Option(help="Add tables by angle and condition, paired comparisons, and signals of bad maps."),
-    ] = False,
+    context: options.Context = None,
+    details: Annotated[bool, Option(help=_DETAILS)] = False,
     device: options.Devices = None,
-    engine: options.Engine = "local",
-    address: options.Address = None,
-    actors: options.Actors = None,
+    recipe: options.RecipeFile = None,
+    save_recipe: options.SaveRecipe = None,
 ) -> None:
     """Run the paper's protocol on your data: every method on the same images and views, with intervals and floors.
 
@@ -74,17 +64,16 @@ def evaluate(
         import equicam
         from equicam.runs.report.tables import evaluation_tables
 
-        kind, compiled = parse_speed(fast, dtype, compile_ or None, device)
-        loaded, chosen = load_on_engine(
-            model, weights, classes, layer, bool(compiled), device=device, engine=engine, address=address, actors=actors,
-            size=size, crop=crop, mean=mean, std=std,
+        settings = Settings.of(
+            recipe, recipe={"views": views, "context": context}, run={"split": split},
+            model={"layer": layer, "classes": split_commas(classes)},
         )  # fmt: skip
+        chosen, split = settings.recipe, settings.sections["run"].get("split")
+        settings.save(save_recipe)
+        loaded, engine = load_on_engine(settings, model, weights, device)
         rows = equicam.evaluate(
-            replace(loaded, name=model), source, methods=split_commas(methods) or [], scores=split_commas(scores) or [],
-            n=n, split=split, group_by=group_by, views=parse_views(views), group=group,
-            fill=fill,  # type: ignore[arg-type]
-            context=context,
-            protocol=protocol, dtype=kind, compiled=bool(compiled), seed=seed, out=out, engine=chosen,
+            replace(loaded, name=model), source, recipe=chosen, methods=split_commas(methods),
+            scores=split_commas(scores) or [], n=n, split=split, group_by=group_by, group=group, out=out, engine=engine,
             progress=not output.quiet,
         )  # fmt: skip
     if output.json:

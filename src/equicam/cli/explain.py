@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 from rich.table import Column, Table
+from typer import Argument, Option
 
 from equicam.cli import options
-from equicam.cli.shared import parse_views, parse_window, set_preprocessing
+from equicam.cli.loading import load_here
+from equicam.cli.recipe_file import Settings
+from equicam.cli.run_output import format_value
 from equicam.console import (
     FAILED,
     answer,
@@ -18,7 +21,6 @@ from equicam.console import (
     exit_on_error,
     note,
     plain,
-    resolve_device,
     say,
     show_progress,
     split_commas,
@@ -29,28 +31,19 @@ if TYPE_CHECKING:
 
 
 def explain(
-    images: Annotated[list[Path], typer.Argument(help="Image files.", show_default=False)],
+    images: Annotated[list[Path], Argument(help="Image files.", show_default=False)],
     model: options.ModelName = "embedded",
     weights: options.Weights = None,
-    out: Annotated[Path, typer.Option(help="Folder for the PNG and JSON files.")] = Path("explained"),
-    method: options.MethodName = "equigrad-cam",
-    views: options.Views = None,
-    target: Annotated[
-        str | None, typer.Option(help="Class to explain, by name or number.", show_default="the top-1")
-    ] = None,
     layer: options.Layer = None,
+    out: Annotated[Path, Option(help="Folder for the PNG and JSON files.")] = Path("explained"),
+    method: options.MethodName = None,
+    views: options.Views = None,
+    target: options.Target = None,
     classes: options.Classes = None,
-    fill: options.Fill = None,
-    context: options.Context = "none",
-    tau: options.Tau = None,
-    gamma: options.Gamma = None,
-    protocol: options.Protocol = "ours",
-    size: options.Size = None,
-    crop: options.Crop = None,
-    mean: options.Mean = None,
-    std: options.Std = None,
-    voi: options.Voi = None,
+    context: options.Context = None,
     device: options.Device = None,
+    recipe: options.RecipeFile = None,
+    save_recipe: options.SaveRecipe = None,
 ) -> None:
     """Explain images: PNGs of overlay, PEUM (uncertainty: variance of the views' maps) and views, and a JSON file each.
 
@@ -62,23 +55,22 @@ def explain(
     explained: list[dict[str, Any]] = []
     skipped: list[dict[str, str]] = []
     with exit_on_error(), show_progress("explaining", len(images)) as progress:
-        import equicam
         from equicam.explain_files import explain_files
         from equicam.models.preprocessing import preprocessing_facts
         from equicam.readers.names import class_index
         from equicam.reasons import PEUM_NOTE
 
-        window = parse_window(voi)
-        ready = equicam.load(
-            model, weights=weights, classes=split_commas(classes), layer=layer, device=resolve_device(device)
-        )
-        ready = set_preprocessing(ready, size, crop, mean, std)
+        settings = Settings.of(
+            recipe, recipe={"method": method, "views": views, "context": context},
+            model={"layer": layer, "classes": split_commas(classes)},
+        )  # fmt: skip
+        chosen, window = settings.recipe, settings.voi
+        settings.save(save_recipe)
+        ready = load_here(settings, model, weights, device)
         if not ready.has_probabilities:
             table.columns[1].header, table.columns[2].header = "output", "value"
-        results = explain_files(
-            ready, images, out, method=method, views=parse_views(views), target=class_index(target, ready.classes), fill=fill, context=context, tau=tau,
-            gamma=gamma, protocol=protocol, voi=window,
-        )  # fmt: skip
+        of_class = class_index(target, ready.classes)
+        results = explain_files(ready, images, out, recipe=chosen, target=of_class, voi=window)
         try:
             for result in results:
                 progress.advance(1)
@@ -105,13 +97,9 @@ def explain(
 
 
 def _row(result: "ExplainedFile") -> tuple[str, ...]:
-    facts, flips = result.facts, result.facts["view_flips"]
-    p, value = facts["confidence"], facts["output"]
-    shown = (
-        f"{p:.2f}" if p is not None else "–" if value is None else f"{value:.4g}"
-    )  # a value has no confidence
+    facts, flips, p = result.facts, result.facts["view_flips"], result.facts["confidence"]
     peum = "–" if facts["peum_score"] is None else f"{facts['peum_score']:.4f}"
     return (
-        plain(result.path.name), facts["class"], shown, facts["steadiness"], peum,
+        plain(result.path.name), facts["class"], format_value(p, facts["output"]), facts["steadiness"], peum,
         "–" if p is None or len(flips) < 2 else f"{sum(flips)} of {len(flips) - 1}", ", ".join(facts["flags"]) or "none",
     )  # fmt: skip

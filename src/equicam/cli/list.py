@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
-import typer
 from rich.markup import escape
 from rich.table import Table
+from typer import Argument
 
 from equicam.console import answer, console, note
 
@@ -14,32 +14,29 @@ MODELS = {
     "embedded": "the small synthetic model in the package",
     "resnet50": "torchvision, by its name",
     "timm:vit_small_patch16_224": "timm",
-    "open_clip:ViT-B-16/openai": "open_clip, zero-shot over --classes; needs equicam[clip]",
-    "hf:google/vit-base-patch16-224": "Hugging Face classifiers, and CLIP over --classes; needs equicam[hf]",
+    "open_clip:ViT-B-16/openai": "open_clip, zero-shot over class names; needs equicam[clip]",
+    "hf:google/vit-base-patch16-224": "Hugging Face classifiers, and CLIP over class names; needs equicam[hf]",
     "models.py:build": "your own function that returns a module or the result of equicam.wrap",
 }
 
 
-def models(
-    search: Annotated[str, typer.Argument(help="Text in a name.", show_default=False)] = "",
-) -> None:
+def models(search: Annotated[str, Argument(help="Text in a name.", show_default=False)] = "") -> None:
     """List where models come from, or the names that contain a text.
 
     Example: `equicam models vit_small`
     """
-    if search:
-        from equicam.models.load import list_names
-
-        found = [name for name in list_names() if search.lower() in name.lower()]
-        answer("models", {"models": [{"name": name, "source": None} for name in found]})
-        if found:
-            console.print("\n".join(found), highlight=False)
-        else:
-            note(f"no name contains {search!r}")
+    if not search:
+        _list("models", ("name", "source"), MODELS.items())
+        note("`equicam models TEXT` lists the torchvision and timm names that contain TEXT.")
         return
-    answer("models", {"models": [{"name": name, "source": about} for name, about in MODELS.items()]})
-    _print_table(("name", "source"), MODELS.items())
-    note("`equicam models TEXT` lists the torchvision and timm names that contain TEXT.")
+    from equicam.models.load import list_names
+
+    found = [name for name in list_names() if search.lower() in name.lower()]
+    answer("models", {"models": [{"name": name, "source": None} for name in found]})
+    if found:
+        console.print("\n".join(found), highlight=False)
+    else:
+        note(f"no name contains {search!r}")
 
 
 def methods() -> None:
@@ -50,13 +47,7 @@ def methods() -> None:
     from equicam.methods import METHODS
 
     rows = [(name, len(method.fusion.views), method.about) for name, method in METHODS.items()]
-    answer(
-        "methods",
-        {"methods": [dict(zip(("name", "views", "description"), row, strict=True)) for row in rows]},
-    )
-    _print_table(
-        ("method", "views", "description"), ((name, str(count), about) for name, count, about in rows)
-    )
+    _list("methods", ("name", "views", "description"), rows)
 
 
 def scores() -> None:
@@ -69,10 +60,9 @@ def scores() -> None:
 
     coverage = "a map that ignores the image: the area that 18 zero-filled views cover"
     controls = {"coverage": coverage} | {f"METHOD@{name}": about for name, about in CONTROLS.items()}
-    found = [{"name": n, "applies_to": m.applies_to, "description": m.about} for n, m in METRICS.items()]
     listed = [{"name": name, "description": about} for name, about in controls.items()]
-    answer("scores", {"scores": found, "controls": listed})
-    _print_table(("score", "of methods with", "description"), (tuple(one.values()) for one in found))
+    rows = [(name, metric.applies_to, metric.about) for name, metric in METRICS.items()]
+    _list("scores", ("name", "applies_to", "description"), rows, controls=listed)
     _print_table(("control", "description"), controls.items())
 
 
@@ -92,8 +82,18 @@ def doctor() -> None:
     console.print(table)
 
 
-def _print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def _list(command: str, names: Sequence[str], rows: Iterable[Sequence[Any]], **more: Any) -> None:
+    """Answer with rows under the command's name, and print them."""
+    rows = list(rows)
+    answer(command, {command: [dict(zip(names, row, strict=True)) for row in rows]} | more)
+    heads = {"applies_to": "of methods with"} | (
+        {} if command == "models" else {"name": command.removesuffix("s")}
+    )
+    _print_table([heads.get(name, name) for name in names], rows)
+
+
+def _print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     table = Table(*columns, box=None)
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*(escape(str(cell)) for cell in row))
     console.print(table)

@@ -36,7 +36,7 @@ class Cluster:
         if self.device not in ("cpu", "cuda"):
             raise EquicamError("device", "cpu or cuda with Ray", repr(self.device), "--device cuda")
         if self.actors is not None and self.actors < 1:
-            raise EquicamError("actors", "at least 1", self.actors, "--actors 2")
+            raise EquicamError("actors", "at least 1", self.actors, "actors=2")
 
     @property
     def kind(self) -> str:
@@ -83,7 +83,7 @@ class Cluster:
         if wanted >= cpus:
             raise EquicamError(
                 "the cluster", f"more CPUs than actors ({wanted})", cpus,
-                f"--actors {max(1, cpus - 1)}, or ray start --num-cpus {wanted + 1}",
+                f"actors={max(1, cpus - 1)}, or ray start --num-cpus {wanted + 1}",
             )  # fmt: skip
         return wanted, cpus - wanted
 
@@ -152,7 +152,7 @@ def _connected(address: str | None, actors: int | None) -> Iterator[Any]:
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise EquicamError(
                 "a Ray cluster", f"to be reached at {address!r}", next(iter(str(error).splitlines()), "nothing"),
-                "ray start --head there, its token in RAY_AUTH_TOKEN, or no --address for this machine alone",
+                "ray start --head there, its token in RAY_AUTH_TOKEN, or address=None for this machine alone",
             ) from error  # fmt: skip
     try:
         yield ray
@@ -173,6 +173,6 @@ def _ray() -> Any:
         import ray
         import ray.data
     except ImportError as error:
-        raise EquicamError("--engine ray", "Ray", "no such package", "pip install 'equicam[ray]'") from error
+        raise EquicamError("engine ray", "Ray", "no such package", "pip install 'equicam[ray]'") from error
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     return ray

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from equicam.core.transforms import Degrees, Transform
-from equicam.core.views import Fill, Views
+from equicam.core.views import Views
 from equicam.engines.devices import Devices
 from equicam.engines.worker import ModelCopy, Shard, SharedFolder
 from equicam.errors import EquicamError
@@ -80,7 +80,8 @@ def evaluate(
     model: Model | nn.Module,
     images: Images | Sequence[Item],
     *,
-    methods: Methods = ("grad-cam", "equigrad-cam"),
+    recipe: Recipe | None = None,
+    methods: Methods | None = None,
     scores: Sequence[str] = ("eq",),
     n: int | None = None,
     split: str | None = None,
@@ -88,13 +89,10 @@ def evaluate(
     views: int | Views | None = None,
     group: str = "rotation",
     angles: Sequence[Degrees] | None = None,
-    fill: Fill | None = None,
-    protocol: str = "ours",
-    context: str = "none",
+    context: str | None = None,
     dtype: torch.dtype | None = None,
+    compiled: bool | None = None,
     max_views_per_forward: int | None = None,
-    compiled: bool = False,
-    seed: int = 0,
     out: str | Path | None = None,
     engine: "Devices | Cluster | None" = None,
     progress: bool = False,
@@ -104,7 +102,9 @@ def evaluate(
     Rows are in the order of the images, as given or as the folder is listed.
     `images` is a folder or manifest, PIL images, paths, items or a preprocessed batch; `n` takes a class-spread sample
     of them; `group_by` names the column of a manifest that holds the group of each image (its patient, slide or scene; a
-    column `group` needs no naming), by which intervals are then computed. `methods` are names, or a dict of names and methods, fusions or explainers `(x, target) → map` of yours.
+    column `group` needs no naming), by which intervals are then computed. `recipe` holds every option that decides a map or
+    its metrics (fill, protocol, seed … too); the keywords `views`, `context`, `dtype` and `compiled` win. `methods` are names, or
+    a dict of names and methods, fusions or explainers `(x, target) → map` of yours; unless given, Grad-CAM and the recipe's method.
     `group` is how images are presented: rotation (by seven angles, or by `angles`), dihedral (mirrored, then rotated by
     0° and the seven, or by `angles`), scale or shift. `context="auto"` cuts presentations and views from what the
     model's preprocessing crops away.
@@ -114,24 +114,23 @@ def evaluate(
     images = read_arrays(images)
     if not isinstance(model, Model):
         model = wrap(model, example=as_batch(None, images) if isinstance(images, Tensor) else None)
-    recipe = Recipe(
-        views=views,
-        fill=fill,
-        protocol=protocol,
-        context=context,
-        dtype=dtype,
-        compiled=compiled,
-        seed=seed,
-    )
-    presentations = _presentations(group, angles, rotations_only=find_protocol(protocol).rotations_only)
+    recipe = Recipe.of(recipe, views=views, context=context, dtype=dtype, compiled=compiled)
+    recipe = replace(recipe, context=recipe.context or "none", compiled=bool(recipe.compiled))
+    if methods is None:
+        own = recipe.method
+        methods = {"grad-cam": "grad-cam", own if isinstance(own, str) else "recipe": own}
+    protocol = find_protocol(recipe.protocol)
+    presentations = _presentations(group, angles, rotations_only=protocol.rotations_only)
     regions = bool(REGION_METRICS & set(scores))
-    given = make_sample(model, images, n, split, with_regions=regions, context=context, group_by=group_by)
-    sample = given.shuffled(seed)
+    given = make_sample(
+        model, images, n, split, with_regions=regions, context=recipe.context, group_by=group_by
+    )
+    sample = given.shuffled(recipe.seed)
     spec = EvaluationSpec(
         recipe, methods, tuple(scores), presentations, sample.label_names, max_views_per_forward, group
     )
     map_specs = spec.map_specs()
-    _check(scores, map_specs, group, context)
+    _check(scores, map_specs, group, recipe.context)
     identity = evaluation_fingerprint(model, sample, spec, map_specs)
     shards = _split_evenly(sample.items)
     with progress_bar("evaluating", len(sample.items), shown=progress) as bar:
@@ -214,7 +213,7 @@ def _presentations(
     if group not in GROUPS:
         raise EquicamError("group", f"one of {', '.join(GROUPS)}", repr(group), 'group="rotation"')
     if rotations_only and group != "rotation":
-        raise EquicamError("protocol paper", "group rotation, its only one", group, 'protocol="ours"')
+        raise EquicamError("protocol paper", "group rotation, its only one", group, 'Recipe(protocol="ours")')
     if angles is None:
         return GROUPS[group]
     if group not in ("rotation", "dihedral"):

@@ -139,7 +139,7 @@ class MapComputer:
         if any(one.condition == "random-weights" for one in map_specs):
             random = randomise_weights(model, seed=spec.recipe.seed)
             executors["random-weights"] = replace(plain, model=random, recipe=without_float16(spec.recipe))
-        window = None if spec.recipe.context == "none" else input_size(model)
+        window = input_size(model) if spec.recipe.context == "auto" else None
         return MapComputer(spec, map_specs, executors, window)
 
     @property

@@ -12,6 +12,7 @@ from torch import Tensor
 from equicam.core.fusion import Fusion
 from equicam.core.transforms import Transform
 from equicam.core.views import Fill, Views
+from equicam.core.weights import KeepConfident, SoftGate
 from equicam.errors import EquicamError
 from equicam.evaluate.controls import CONTROLS, blur_maps
 from equicam.methods import METHODS, Method, resolve, resolve_fill
@@ -138,8 +139,12 @@ def _named_spec(name: str, method: str, recipe: Recipe) -> MapSpec:
     if method == COVERAGE:
         return MapSpec(name, None)
     base, at, control = method.partition("@")
-    several = base in METHODS and len(METHODS[base].fusion.views) > 1
-    spec = MapSpec(name, resolve(replace(recipe, method=base, views=recipe.views if several else None)))
+    # options apply to the methods that have them
+    fusion = METHODS[base].fusion if base in METHODS else Fusion(Views((0.0,)), "map", "map")
+    views = recipe.views if len(fusion.views) > 1 else None
+    tau = recipe.tau if isinstance(fusion.weigh, KeepConfident) else None
+    gamma = recipe.gamma if isinstance(fusion.weigh, SoftGate) else None
+    spec = MapSpec(name, resolve(replace(recipe, method=base, views=views, tau=tau, gamma=gamma)))
     if not at:
         return spec
     if control == COVERAGE:

@@ -28,7 +28,7 @@ SUFFIXES = (".dcm", ".dicom")
 MAX_FRAMES = 100_000
 MAX_VALUE = 1e9
 """Of a window."""
-VOI_FIX = "equicam audit or explain with --voi CENTER,WIDTH"
+VOI_FIX = "equicam audit or explain with voi = [CENTER, WIDTH] in the recipe file"
 WHOLE_SLIDE = "1.2.840.10008.5.1.4.1.1.77.1.6"
 DEFLATED = "1.2.840.10008.1.2.1.99"
 """The transfer syntax that compresses the whole file: a few bytes of it may become any number."""
@@ -68,7 +68,7 @@ def check_window(window: Sequence[float]) -> Window:
     numbers = tuple(map(float, window))
     if len(numbers) != 2 or not all(-MAX_VALUE <= one <= MAX_VALUE for one in numbers) or numbers[1] < 1:
         needs = f"a centre and a width of at least 1, both up to {MAX_VALUE:g}"
-        raise EquicamError("a VOI window", needs, ",".join(f"{one:g}" for one in numbers), "--voi 40,400")
+        raise EquicamError("a VOI window", needs, ",".join(f"{one:g}" for one in numbers), "voi=40,400")
     return numbers[0], numbers[1]
 
 

@@ -91,8 +91,9 @@ def refuse_unfaithful(data: bytes, what: str) -> None:
         found += f" ({_FORMATS[first.sample_format]})"
     fix = COPY_FIX
     if first.georeferenced and first.sample_format < 5:  # numbers that are not complex
-        scale = " --scale 1" if first.sample_format == 3 else " --scale 10000" if first.bits > 8 else ""
-        fix = GEO_FIX.format(pick_bands(first.bands, first.alpha) + scale)
+        scale = 1 if first.sample_format == 3 else 10000 if first.bits > 8 else None
+        in_file = f" and scale = {scale} in the recipe file" if scale else ""
+        fix = GEO_FIX.format(pick_bands(first.bands, first.alpha) + in_file)
     if first.is_ome or slide:
         fix = SLIDE_FIX
     if first.bands > MAX_BANDS or first.bits > 8 or first.sample_format in _FORMATS:

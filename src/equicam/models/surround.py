@@ -5,6 +5,7 @@ that crops the centre, as torchvision's and timm's do, leaves a margin; any othe
 size for all images: margin that is missing is reflected, as `Views.act` would.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,10 +17,14 @@ from PIL import Image
 from torch import Tensor
 
 from equicam.core.transforms import canvas_size
+from equicam.core.views import crop_centre
 from equicam.errors import EquicamError
 from equicam.images.formats import LevelPixels, to_rgb
 from equicam.models.images import (
+    Images,
+    as_batch,
     input_bytes,
+    open_images,
     preprocess_image,
     preprocessing_failure,
     preprocessing_of,
@@ -72,7 +77,7 @@ def preprocess_window(model: Model | None, window: WindowPixels) -> Float[Tensor
     if len(mean) != len(std) or len(mean) not in (1, len(values)):
         raise EquicamError(
             "mean and std", f"one number for each of {len(values)} bands", f"{len(mean)} and {len(std)}",
-            "--mean and --std, or Input(mean=…, std=…) of the model",
+            "Input(mean=…, std=…) of the model, or mean and std in the recipe file",
         )  # fmt: skip
     centre, spread = (torch.tensor(v, dtype=torch.float32)[:, None, None] for v in (mean, std))
     x = (values - centre) / spread
@@ -106,6 +111,48 @@ def _level_numbers(
     return found
 
 
+def open_with_surround(
+    model: Model, images: Images | Sequence[Surround], has_context: bool, window: int | tuple[int, int] | None
+) -> tuple[Float[Tensor, "b c H W"], tuple[int, int] | None, list[tuple[int, int]]]:
+    """The batch; the size of the window in it, if it has context; and the margin that each image has around that."""
+    if isinstance(images, Tensor):
+        if window is None and has_context:
+            raise EquicamError(
+                "context", "images, which the model's preprocessing crops, or a window in the tensor", "a tensor",
+                "window=224",
+            )  # fmt: skip
+        if window is None:
+            return as_batch(model, images, check=False), None, []
+        _, x, size = crop_to_window(as_batch(model, images, check=False), window)
+        margin = ((x.shape[-2] - size[0]) // 2, (x.shape[-1] - size[1]) // 2)
+        return x, size, [margin] * len(x)
+    if window is not None:
+        raise EquicamError("window", "a tensor of preprocessed pixels", "images or paths", 'context="auto"')
+    if not has_context:  # surrounds come with context only
+        return as_batch(model, images, check=False), None, []  # type: ignore[arg-type]
+    given = list(images) if isinstance(images, list | tuple) else []
+    found = [one for one in given if isinstance(one, Surround)]
+    if not found or len(found) < len(given):
+        found = [preprocess_surround(model, image) for image in open_images(images)]
+    whole, size = stack_surrounds(found)
+    return as_batch(model, whole, check=False), size, [one.margin for one in found]
+
+
+def crop_to_window(
+    x: Tensor, window: int | tuple[int, int]
+) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b c H W"], tuple[int, int]]:
+    """The window, the images around it (without a last row or column that would shift the centre), and its size."""
+    height, width = (window, window) if isinstance(window, int) else window
+    if not 2 <= height <= x.shape[-2] or not 2 <= width <= x.shape[-1]:
+        raise EquicamError(
+            "window", f"at least 2 and at most {x.shape[-2]}×{x.shape[-1]}, the size of the images", f"{height}×{width}",
+            "window=224, or no window",
+        )  # fmt: skip
+    rows, columns = x.shape[-2] - (x.shape[-2] - height) % 2, x.shape[-1] - (x.shape[-1] - width) % 2
+    x = x[..., :rows, :columns]
+    return crop_centre(x, (height, width)), x, (height, width)
+
+
 def surround_bytes(model: Model, context: str, tiling: Tiling | None = None) -> int:
     """Approximate bytes of one preprocessed image, with its surround if it has context."""
     if tiling is not None:
@@ -131,7 +178,10 @@ def input_size(model: Model | None) -> tuple[int, int]:
     }
     if len(sizes) > 1:
         raise EquicamError(
-            "context", "a preprocessing that brings every image to one size", sorted(sizes), 'context="none"'
+            "context",
+            "a preprocessing that brings every image to one size",
+            sorted(sizes),
+            'Recipe(context="none")',
         )
     ((height, width),) = sizes
     return height, width

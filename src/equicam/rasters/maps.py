@@ -213,4 +213,4 @@ def _scaled(data: Any) -> tuple[str, ...]:
     if {*data.scales} == {1} and {*data.offsets} == {0}:
         return ()
     stated = f"scale {data.scales[0]:g} and offset {data.offsets[0]:g}"
-    return (f"its tags say {stated}, which are not applied: --scale divides values as stored",)
+    return (f"its tags say {stated}, which are not applied: scale divides values as stored",)

@@ -70,13 +70,13 @@ class Tiling:
 
     def __post_init__(self) -> None:
         if not isinstance(self.tile, int) or not 2 <= self.tile <= MAX_TILE:
-            raise EquicamError("tile", f"2 to {MAX_TILE} pixels", self.tile, "--tile 224")
+            raise EquicamError("tile", f"2 to {MAX_TILE} pixels", self.tile, "tile=224")
         in_pixels = isinstance(self.stride, int) and 1 <= self.stride <= MAX_TILE
         if self.stride not in ("tile", "disc") and not in_pixels:
-            raise EquicamError("stride", "disc, or a number of pixels", repr(self.stride), "--stride disc")
+            raise EquicamError("stride", "disc, or a number of pixels", repr(self.stride), 'stride="disc"')
         for name in ("tissue", "valid"):
             if not 0 <= getattr(self, name) <= 1:
-                raise EquicamError(name, "a share from 0 to 1", getattr(self, name), f"--{name} 0.1")
+                raise EquicamError(name, "a share from 0 to 1", getattr(self, name), f"{name}=0.1")
         _positive("mpp_is", self.mpp_is)
 
     @property
@@ -127,4 +127,4 @@ def _number(value: int | float) -> str:
 
 def _positive(name: str, value: int | float | None) -> None:
     if value is not None and not 0 < value < LARGEST:
-        raise EquicamError(name, "a number above 0", value, f"--{name.replace('_', '-')} 0.5")
+        raise EquicamError(name, "a number above 0", value, f"{name}=0.5")

@@ -86,7 +86,7 @@ def cut_windows(
             raise EquicamError(first.what, first.needs, f"{first.got}{more}", first.fix) from first
         dropped = {"background": "background", "nodata": "without data", "outside": "outside the regions"}
         counts = (f"{sum(getattr(row, name) for row in rows):,} {text}" for name, text in dropped.items())
-        got, fix = f"none: {', '.join(counts)}", "another --tile, --mpp, --tissue or --regions"
+        got, fix = f"none: {', '.join(counts)}", "another tile, mpp, tissue or regions"
         raise EquicamError("rasters", "at least one window to explain", got, fix)
     return windows, rows
 
@@ -179,7 +179,7 @@ def _places(
     bands = display_bands(raster, tiling.input, str(path))
     if tiling.tissue > 0 and (info.kind != "slide" or len(bands) != 3):
         got = "a map" if info.kind != "slide" else f"{len(bands)} band"
-        raise bad_raster(path, "a slide in three colours, for --tissue", got, "no --tissue, or --regions")
+        raise bad_raster(path, "a slide in three colours, for tissue", got, "tissue=0, or regions")
     wanted = THUMBNAIL_PX_A_WINDOW * max(info.width, info.height) / side
     small = raster.thumbnail(bands, int(min(MAX_THUMBNAIL_PX, max(THUMBNAIL_PX, wanted))))
     pixels, shrink = small.pixels, small.shrink

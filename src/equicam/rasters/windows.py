@@ -43,7 +43,7 @@ def read_window(path: AnyPath, window: RasterWindow) -> WindowPixels:
     found, margin = _read(raster, window, raster.band_indices(given.bands or ()), window.margin)
     inner, middle = slice(window.margin, window.margin + tile), window.margin + tile // 2
     if not (found.valid[middle, middle] or found.valid[inner, inner].any()):
-        raise EquicamError("a window", "some data", "none: nothing is stored there", "--regions without it")
+        raise EquicamError("a window", "some data", "none: nothing is stored there", "regions without it")
     return WindowPixels(found.values, found.valid, margin, tile, given.scale or 1.0, given.mean, given.std)
 
 
@@ -54,7 +54,7 @@ def resolve_input(info: RasterInfo, given: Input, name: str) -> Input:
         fix = f"--bands {pick_bands(len(info.bands), info.alpha)}"
         raise bad_raster(name, "bands to be chosen", ", ".join(info.bands[:20]), fix)
     if given.scale is None and info.dtype != "uint8":
-        needs, fix = "a scale, because its values are not 8-bit", "--scale 10000, by which values are divided"
+        needs, fix = "a scale, because its values are not 8-bit", "scale=10000, by which values are divided"
         raise bad_raster(name, needs, info.dtype, fix)
     return replace(given, bands=given.bands or info.bands[:3], scale=given.scale or 255.0)
 

@@ -69,7 +69,7 @@ def _probe(network: Network, x: Float[Tensor, "n c H W"]) -> Tensor:
     if len(outputs) != 1:
         raise EquicamError(
             f"layer {model.layer!r}", "to run once in a forward pass, to be compiled", f"{len(outputs)} calls of it",
-            "compiled=False",
+            "Recipe(compiled=False)",
         )  # fmt: skip
     raise_failed(read_output(model, output, count=1).checks)
     return features

@@ -178,13 +178,13 @@ class Executor:
     @property
     def ahead(self) -> int:
         """Pieces of work to start before one is finished: compiled calls on a GPU return before it is done."""
-        return int(self.recipe.compiled and self.model is not None and self.model.device.type == "cuda")
+        return int(bool(self.recipe.compiled) and self.model is not None and self.model.device.type == "cuda")
 
     def _network(self, reader: Reader, *, compiled: bool = True) -> Network | None:
         # an explainer without a forward pass of ours may run the same module with its own hooks: leave it alone
         if self.model is None or reader.forward is None:
             return None
-        compiled = self.recipe.compiled and compiled
+        compiled = bool(self.recipe.compiled) and compiled
         on_cuda = self.model.device.type == "cuda"
         run, predict = run_compiled if compiled else None, predict_compiled if compiled and on_cuda else None
         return Network(self.model, self.autocast, run, predict)
@@ -199,7 +199,7 @@ class Executor:
 
     def _compiles(self, x: Float[Tensor, "b c H W"]) -> bool:
         """Whether calls that fit memory are compiled whole."""
-        return self.recipe.compiled and x.is_cuda and self.max_views_per_forward is None
+        return bool(self.recipe.compiled) and x.is_cuda and self.max_views_per_forward is None
 
     def _replay(
         self,

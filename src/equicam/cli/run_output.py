@@ -1,8 +1,6 @@
-"""Results of an audit as lines and tables on the console."""
+"""Results of the commands on a run, as documents and as lines and tables on the console."""
 
 import shlex
-from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,84 +9,37 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Column, Table
 
-from equicam.cli.gates import Gate, check_gates
-from equicam.console import console, note, plain, plural, say
+from equicam.console import console, note, output, plain, plural, say
 
 if TYPE_CHECKING:
     from equicam.audit.run import Run
     from equicam.audit.verify import Verification
+    from equicam.evaluate.statistics import Estimate
+    from equicam.runs.causal_result import CausalTest
+    from equicam.runs.export.export import Exported
     from equicam.runs.triage import Triage
 
 ROWS = 10
 REASONS_COLUMN_WIDTH = 110
 """Terminal columns from which reasons get a column of their own."""
+_MAX_REFUSED = 5  # reasons printed
+_LINES = {
+    "drift": "lost by blurring what drifts",
+    "elsewhere": "lost by blurring as much elsewhere",
+    "agreement": "lost by blurring what stays",
+    "effect": "what drifts − as much elsewhere",
+}
+"""The numbers of `causal --verbose`, by their names in the result."""
 LAST_HASH = "last hash of the log, for verify --hash: {}"
-
-
-def audit_document(run: "Run", gates: Sequence[Gate]) -> dict[str, Any]:
-    """How many images were explained, why others were not, and whether the gates hold."""
-    from equicam.steadiness import count_words
-
-    items = run.read_items(["status", "reason", "steadiness"])
-    reasons = Counter(row["reason"] for row in items.to_pylist() if row["status"] != "ok")
-    words = {word.replace(" ", "_"): count for word, count in count_words(items).items()}
-    images, bad = items.num_rows, reasons.total()
-    counts = {"images": images, "explained": images - bad, "bad": bad} | words
-    return {
-        "run": str(run.folder),
-        **counts,
-        "reasons": dict(reasons.most_common()),
-        "first_bad": _first_bad(run) if bad else None,
-        "layer": run.manifest.layer,
-        "gates": check_gates(gates, counts),
-    }
-
-
-def _first_bad(run: "Run") -> dict[str, str]:
-    """The first image that could not be explained, and why."""
-    from equicam.reasons import Reason, describe
-
-    rows = run.read_items(["id", "status", "reason", "reason_values"])
-    row = rows.slice(rows["status"].index("bad").as_py(), 1).to_pylist()[0]
-    reason = Reason.from_row({"code": row["reason"], "values": row["reason_values"]})
-    return {"id": row["id"], "reason": describe(reason)}
-
-
-def print_audit(document: Mapping[str, Any]) -> None:
-    """Print how many images were explained."""
-    say(
-        f"{plural(document['explained'], 'image')} explained, {document['bad']:,} could not be; layer {document['layer']}; "
-        f"run {document['run']}"
-    )
-    if document["explained"]:
-        say(
-            f"maps: {document['steady']:,} steady, {document['unsteady']:,} unsteady, {document['cannot_say']:,} cannot be judged"
-        )
-    if document["reasons"]:
-        reasons = ", ".join(f"{code} {count:,}" for code, count in document["reasons"].items())
-        say(f"could not be explained, by reason: {reasons}")
-    if first := document["first_bad"]:
-        say(f"{'the first' if document['bad'] > 1 else 'that is'} {first['id']}: {first['reason']}")
 
 
 def triage_document(run: "Run", ranked: "Triage") -> dict[str, Any]:
     """The queue, how many maps are unstable, and how well the signal finds them."""
     from equicam.reasons import describe, from_rows
 
-    fields = (
-        "rank",
-        "id",
-        "class",
-        "confidence",
-        "output",
-        "stability",
-        "peum_score",
-        "risk",
-        "flags",
-    )
+    fields = ("rank", "id", "class", "confidence", "output", "stability", "peum_score", "risk", "flags")
     queue = [
-        {name: row[name] for name in fields}
-        | {"reasons": [describe(one) for one in from_rows(row["reasons"])]}
+        {name: row[name] for name in fields} | {"reasons": [*map(describe, from_rows(row["reasons"]))]}
         for row in ranked.queue()
     ]
     quality = ranked.quality
@@ -138,8 +89,7 @@ def print_queue(ranked: "Triage") -> None:
         values = [r.values["value"] for r in reasons if r.code == "signal-percentile"]
         value = f"{values[0]:.4f}" if values else "–"
         name, label, why = (escape(plain(text)) for text in (row["id"], row["class"], "; ".join(others)))
-        p, output = row["confidence"], row.get("output")
-        shown = f"{p:.2f}" if p is not None else f"{output:.4g}" if has_values and output is not None else "–"
+        shown = format_value(row["confidence"], row.get("output") if has_values else None)
         cells = (str(row["rank"]), name, label, shown, value)
         table.add_row(*cells, *([why] if wide else []))
         notes.add_row(cells[0], why)
@@ -160,6 +110,11 @@ def print_queue(ranked: "Triage") -> None:
     for more in (ranked.quality.check and ranked.quality.check.sentence, ranked.quality.advice):
         if more:
             say(more)
+
+
+def format_value(confidence: float | None, value: float | None) -> str:
+    """The confidence of a class; of a model without classes the value that is explained, if it is known."""
+    return f"{confidence:.2f}" if confidence is not None else "–" if value is None else f"{value:.4g}"
 
 
 def causal_command(run: "Run") -> str | None:
@@ -191,14 +146,11 @@ def print_verification(found: "Verification") -> None:
     result = plural(count, "difference") if count else "no differences"
     if found.left_out and not count:
         result = "no differences in the files"
-    say(
-        f"{plural(found.files, 'file')}, {plural(found.events, 'event')} and {plural(found.recomputed, 'recomputed image')}"
-        f"{_largest(found)}: {result}"
-    )
+    checked = f"{plural(found.files, 'file')}, {plural(found.events, 'event')} and {plural(found.recomputed, 'recomputed image')}"
+    say(f"{checked}{_largest(found)}: {result}")
     if found.left_out:
-        say(
-            f"{plural(found.left_out, 'map')} {'was' if found.left_out == 1 else 'were'} NOT recomputed: {found.left_out_reason}"
-        )
+        were = "was" if found.left_out == 1 else "were"
+        say(f"{plural(found.left_out, 'map')} {were} NOT recomputed: {found.left_out_reason}")
     for one in found.notes:
         note(f"note: {one}")
     if found.last_hash:
@@ -212,8 +164,54 @@ def _largest(found: "Verification") -> str:
         return ""
     from equicam.audit.verify import TOLERANCES
 
-    known = [key for key in ("confidence", "peum_score", "eq") if key in found.worst]
     parts = [
-        f"{key} differs by at most {found.worst[key]:.1e}, of {TOLERANCES[key]:g} allowed" for key in known
+        f"{key} differs by at most {found.worst[key]:.1e}, of {TOLERANCES[key]:g} allowed"
+        for key in ("confidence", "peum_score", "eq")
+        if key in found.worst
     ]
     return f" ({'; '.join(parts)}; maps correlate at {found.worst['map']:.5f} or more)"
+
+
+def print_causal(found: "CausalTest") -> None:
+    """Print the answer, and with --verbose what both networks lose of the probability, a line for each number."""
+    say(found.sentence)
+    if output.verbose:
+        _print_costs(found)
+    if found.left_out:
+        note(f"{plural(found.left_out, 'image')} left out: changed since the audit, or unreadable")
+
+
+def _print_costs(found: "CausalTest") -> None:
+    wide = max(map(len, _LINES.values()))
+    say(f"{'probability':<{wide}}  {'trained weights':<23}  random weights")
+    for name, words in _LINES.items():
+        trained, random = (_interval(getattr(one, name)) for one in (found.trained, found.random))
+        say(f"{words:<{wide}}  {trained:<23}  {random}")
+    say(f"{'blank maps, counted 0':<{wide}}  {found.trained.blank:<23,}  {found.random.blank:,}")
+    groups = found.trained.effect.groups
+    where = f" from {plural(groups, 'group')}" if groups else ""
+    images = f"{len(found.images):,} of {plural(found.explained, 'explained image')}"
+    say(f"{images}{where}, seed {found.recipe['seed']}")
+
+
+def _interval(one: "Estimate") -> str:
+    return f"{one.value:.3f} [{one.low:.3f}, {one.high:.3f}]"
+
+
+def print_export(found: "Exported", to: str, *, blind: bool) -> None:
+    """Print the files written, and what is not in them."""
+    for path in found.files:
+        say(f"written: {path}")
+    if found.left_out:
+        images, why = "windows", "not under review" if blind else "explained for other classes"
+        if to == "dicom":
+            images, why = "images", "of other classes, other formats or several frames"
+        note(f"{found.windows:,} {images}; {found.left_out:,} are {why} and left out")
+    for why in found.refused[:_MAX_REFUSED]:
+        note(f"left out: {why}")
+    if len(found.refused) > _MAX_REFUSED:
+        note(f"and {len(found.refused) - _MAX_REFUSED:,} more images without a file")
+    if found.pending:
+        note(f"{found.pending:,} shards of the run are not computed yet: the same audit command resumes it")
+    if found.log_error:
+        note(f"the run's log could not be written: {found.log_error}")
