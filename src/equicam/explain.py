@@ -245,7 +245,7 @@ def measure(fused: FusedMap) -> dict[str, Tensor]:
 class EquivariantExplainer(Protocol):
     """An explainer averaged over aligned views."""
 
-    def __call__(self, x: Float[Tensor, "b c H W"], target: Target) -> Explanation:
+    def __call__(self, x: Images, target: Target) -> Explanation:
         """Explain the target class of every image."""
 
 
@@ -254,18 +254,19 @@ def equivariant(
 ) -> EquivariantExplainer:
     """Any explainer `(x, target) → map` as its aligned average over views, with PEUM.
 
-    Captum attributions, pytorch-grad-cam and torchcam objects are taken as they are.
+    Captum attributions, pytorch-grad-cam and torchcam objects are taken as they are. Images that are not preprocessed
+    tensors are preprocessed as ImageNet's.
     """
     if not isinstance(views, int | Views):
         raise EquicamError("views", "a number of views or Views", repr(views), "views=18")
     grid = views if isinstance(views, Views) else Views.evenly(views)
     method = Method("an explainer of the caller's", Fusion(grid, "map", "map"), reader=external(fn))
 
-    def explainer(x: Float[Tensor, "b c H W"], target: Target) -> Explanation:
+    def explainer(x: Images, target: Target) -> Explanation:
         """fn, averaged over aligned views."""
-        recipe = Recipe(method, fill=fill, dtype=_dtype_name(None, x.device))
         with torch.inference_mode(False):
-            batch = as_batch(None, x)
+            batch = as_batch(None, read_arrays(x))
+        recipe = Recipe(method, fill=fill, dtype=_dtype_name(None, batch.device))
         return explain_batch(Executor(None, recipe, max_views_per_forward), batch, target)
 
     return explainer

@@ -197,7 +197,7 @@ def test_one_pass_is_freed_before_the_next(cnn):
         alive.append(weakref.ref(found.captured[0]))
         return found
 
-    def read(_network: Network, _x: torch.Tensor, forward: Forward, _targets: Targets) -> Reading:
+    def read(forward: Forward, _targets: Targets) -> Reading:
         return Reading("rectified", (forward.features.mean(1).relu(),))
 
     method = Method("", Fusion(Views.evenly(6), "map", "map"), reader=Reader(read, forward=forward))

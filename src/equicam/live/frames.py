@@ -27,7 +27,7 @@ from equicam.evaluate.equivariance import equivariance
 from equicam.explain import Explanation, explain
 from equicam.live.images import OpenedImage, OpenedImages
 from equicam.methods import METHODS
-from equicam.models.images import to_display_images
+from equicam.models.images import denormalise
 from equicam.models.layers import spatial_layers
 from equicam.overlay import MAX_DEVIATION
 from equicam.readers.model import Model
@@ -235,7 +235,7 @@ def compute_eq(
 
 def render_input(model: Model, image: OpenedImage, angle: int) -> Encoded:
     """The image that the model sees at this angle."""
-    return encode_input(to_display_images(model, rotate(image.pixels, angle))[0])
+    return encode_input(denormalise(rotate(image.pixels, angle), model.mean, model.std)[0])
 
 
 def class_name(model: Model, index: int) -> str:

@@ -85,7 +85,7 @@ def fingerprint(module: nn.Module) -> str:
 
 
 @contextmanager
-def only_tensors() -> Iterator[None]:
+def _only_tensors() -> Iterator[None]:
     """Inside `with`, torch.load takes nothing but tensors, whoever calls it and with whatever options.
 
     torchvision loads the files of its cache without that. The switch is the process's, and only ever stricter.
@@ -192,7 +192,7 @@ def from_torch_hub(name: str, build: Callable[[], nn.Module], *, file: str) -> n
     path = Path(torch.hub.get_dir()) / "checkpoints" / file
     try:
         # torch prints on stdout what it downloads; results go there, and nothing else
-        with only_tensors(), contextlib.redirect_stdout(sys.stderr):
+        with _only_tensors(), contextlib.redirect_stdout(sys.stderr):
             return build()
     except OSError as error:
         raise _absent(name, str(path), error) from error
@@ -205,21 +205,16 @@ def from_torch_hub(name: str, build: Callable[[], nn.Module], *, file: str) -> n
 def from_hf_hub(name: str, build: Callable[[], T]) -> T:
     """The result of `build` from Hugging Face's cache, or from a download; an unreachable hub fails at once."""
     try:
-        with _offline(), only_tensors():
+        with _offline(), _only_tensors():
             return build()
     except (OSError, RuntimeError) as missing:
         if not _reachable():
-            raise _absent(name, hub_cache(), missing) from missing
+            raise _absent(name, str(constants.HF_HUB_CACHE), missing) from missing
     try:
-        with only_tensors():
+        with _only_tensors():
             return build()
     except (OSError, RuntimeError) as error:
-        raise _absent(name, hub_cache(), error) from error
-
-
-def hub_cache() -> str:
-    """The folder of Hugging Face's cache."""
-    return str(constants.HF_HUB_CACHE)
+        raise _absent(name, str(constants.HF_HUB_CACHE), error) from error
 
 
 @contextmanager

@@ -26,13 +26,20 @@ def absolute_weights(weights: str | Path | None) -> str | None:
     return str(file.absolute()) if file else None if weights is None else str(weights)
 
 
+def library_of(name: str) -> tuple[str, str]:
+    """The library that a model's name is of, and its name there: "file", "embedded", "torchvision" or what stands before a colon."""
+    if ".py:" in name or name.endswith(".py"):
+        return "file", name
+    library, colon, inner = name.partition(":")
+    return (library, inner) if colon else ("embedded" if name == "embedded" else "torchvision", name)
+
+
 def is_library_model(name: str) -> bool:
     """Whether the name can only be one of a list that a library publishes: no file, no folder, no repository of a hub."""
-    library, colon, rest = name.partition(":")
-    inner = rest if colon else name
+    library, inner = library_of(name)
     if library == "open_clip":
         inner = inner.replace("/", "", 1)  # its names have a tag behind a slash
-    listed = not colon or library in ("timm", "open_clip")
+    listed = ":" not in name or library in ("timm", "open_clip")
     return listed and bool(inner) and ".py" not in name and not set(inner) & {"/", "\\", ":"}
 
 

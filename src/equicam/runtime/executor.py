@@ -19,7 +19,15 @@ from torch import Tensor
 
 from equicam.core.views import Window, crop_centre
 from equicam.errors import EquicamError, ModelError
-from equicam.readers.failures import Check, finite, not_finite, not_scaled, raise_failed, unscaled
+from equicam.readers.failures import (
+    Check,
+    finite,
+    finite_images,
+    not_finite,
+    not_scaled,
+    raise_failed,
+    unscaled,
+)
 from equicam.readers.forward import Network, views_per_forward
 from equicam.readers.model import Model
 from equicam.readers.reading import Reader
@@ -201,7 +209,7 @@ class Executor:
 
     def _checks(self, images: Float[Tensor, "b c H W"]) -> list[Check]:
         """What images must pass."""
-        found = [Check(lambda: finite(images), lambda: not_finite(images))]
+        found = [Check(lambda: finite(images), lambda: not_finite(finite_images(images)))]
         if self.refuse_unscaled and self.model is not None:
             mean, std = self.model.mean, self.model.std
             found.append(Check(lambda: ~unscaled(images, mean, std), not_scaled))

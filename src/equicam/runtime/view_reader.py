@@ -105,14 +105,14 @@ class ViewReader:
     def _read_piece(
         self, batch: Float[Tensor, "n c H W"], forward: Forward | None, targets: Targets
     ) -> Reading:
-        if forward is None or self.network is None:
+        if forward is None:
             with (
                 autocast_context(batch.device.type, self.autocast),
                 torch.set_grad_enabled(self.with_gradient),
             ):
-                reading = self.reader.read(None, batch, None, targets)
+                reading = self.reader.read(batch, targets)
         else:
-            reading = self.reader.read(self.network, batch.to(self.network.model.dtype), forward, targets)
+            reading = self.reader.read(forward, targets)
         self.checks.add(reading.checks)
         return reading
 
