@@ -181,10 +181,7 @@ FLAGS = ("blank", "constant", "flipped", "none-kept", "low-coverage", "odd-size"
 
 
 def health(
-    fused: FusedMap,
-    low: Float[Tensor, " b"],
-    constant: Bool[Tensor, " b"],
-    flips: Bool[Tensor, "t b"],
+    fused: FusedMap, low: Float[Tensor, " b"], constant: Bool[Tensor, " b"], flips: Bool[Tensor, "t b"]
 ) -> Bool[Tensor, "b f"]:
     """One column for each of `FLAGS`; `low` is the raw map's minimum, `constant` whether it has no other value."""
     zero = low == 0
