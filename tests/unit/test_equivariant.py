@@ -85,7 +85,7 @@ def test_files_and_pixels_are_preprocessed_as_where_a_network_says_nothing(tmp_p
     explainer, x = equicam.equivariant(edges, views=2), as_batch(None, Image.fromarray(pixels))
     for given in (str(tmp_path / "photo.png"), tmp_path / "photo.png", Image.fromarray(pixels), pixels):
         assert torch.equal(explainer(given, 0).map, explainer(x, 0).map)
-    with pytest.raises(equicam.EquicamError, match="images needs a tensor, .*got an empty list"):
+    with pytest.raises(equicam.EquicamError, match=r"images needs a tensor, .*got an empty list"):
         explainer([], 0)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -101,9 +101,7 @@ class ZeroShot(nn.Module):
 
     def forward(self, x: Float[Tensor, "n c H W"]) -> Float[Tensor, "m y"]:
         """Class logits with the scale the model was trained with."""
-        image = normalize(self.vision(x), dim=-1)
-        logits: Tensor = self.scale * image @ self.text.T + self.bias
-        return logits
+        return self.scale * normalize(self.vision(x), dim=-1) @ self.text.T + self.bias
 
 
 def _text_features(
@@ -122,9 +120,8 @@ def _text_features(
 def _require_classes(name: str, classes: Sequence[str] | None) -> tuple[str, ...]:
     """The class names, which a zero-shot model needs."""
     if classes is None or isinstance(classes, str) or len(classes) < 2:
-        raise EquicamError(
-            f"the zero-shot model {name!r}", "two class names or more", classes, 'classes=["forest", "river"]'
-        )
+        fix = 'classes=["forest", "river"]'
+        raise EquicamError(f"the zero-shot model {name!r}", "two class names or more", classes, fix)
     return tuple(classes)
 
 
@@ -155,8 +152,7 @@ class EmbeddedNet(nn.Module):
     def forward(self, x: Float[Tensor, "b 3 H W"]) -> Float[Tensor, "m 2"]:
         """Logits of `classes`."""
         x = self.layer4(self.layer3(self.layer2(self.layer1(self.stem(x)))))
-        logits: Tensor = self.fc(self.avgpool(x).flatten(1))
-        return logits
+        return cast(Tensor, self.fc(self.avgpool(x).flatten(1)))
 
 
 class _BasicBlock(nn.Module):
@@ -177,8 +173,7 @@ class _BasicBlock(nn.Module):
     def forward(self, x: Float[Tensor, "b k h w"]) -> Float[Tensor, "b l i j"]:
         """ReLU(F(x) + shortcut(x))."""
         out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
-        summed: Tensor = self.relu(out + self.downsample(x))
-        return summed
+        return cast(Tensor, self.relu(out + self.downsample(x)))
 
 
 def _stage(width_in: int, width: int, *, stride: int) -> nn.Sequential:
@@ -217,8 +212,7 @@ def from_torchvision(request: Request) -> Model:
     published = offered[chosen]
 
     def build(classes: int | None, **options: Any) -> nn.Module:
-        built: nn.Module = models.get_model(request.name, **options, **_number_of(classes))
-        return built
+        return cast(nn.Module, models.get_model(request.name, **options, **_number_of(classes)))
 
     with_published = partial(build, None, weights=published)
     module, own_head = request.build(
@@ -244,8 +238,8 @@ def from_timm(request: Request) -> Model:
         raise unknown_name(f"weights of timm's {arch}", request.name, timm.list_pretrained(f"{arch}.*"))
 
     def build(classes: int | None, *, pretrained: bool = False) -> nn.Module:
-        built: nn.Module = timm.create_model(request.name, pretrained=pretrained, **_number_of(classes))
-        return built
+        options: dict[str, Any] = {"pretrained": pretrained, **_number_of(classes)}
+        return cast(nn.Module, timm.create_model(request.name, **options))
 
     with_published = partial(build, None, pretrained=True)
     module, own_head = request.build(build, lambda: from_hf_hub(request.name, with_published))
@@ -278,9 +272,8 @@ def from_open_clip(request: Request) -> Model:
     if pretrained is not None and pretrained not in tags:  # open_clip would take it for a file
         raise unknown_name(f"weights of open_clip's {arch}", pretrained, tags)
     if pretrained is None and request.weights is None:
-        raise EquicamError(
-            f"open_clip {arch!r}", "pretrained weights", "none", " or ".join(f"{arch}/{t}" for t in tags[:3])
-        )
+        fix = " or ".join(f"{arch}/{t}" for t in tags[:3])
+        raise EquicamError(f"open_clip {arch!r}", "pretrained weights", "none", fix)
     model, _, preprocess = from_hf_hub(
         request.name, lambda: open_clip.create_model_and_transforms(arch, pretrained=pretrained)
     )
@@ -311,8 +304,7 @@ def from_hf(request: Request) -> Model:
     request.fill(model)
 
     def preprocess(image: Image.Image) -> Tensor:
-        pixels: Tensor = processor(images=image, return_tensors="pt")["pixel_values"][0]
-        return pixels
+        return cast(Tensor, processor(images=image, return_tensors="pt")["pixel_values"][0])
 
     defaults = {"preprocess": preprocess, "mean": processor.image_mean, "std": processor.image_std}
     if tokenizer is None:
@@ -324,8 +316,7 @@ def from_hf(request: Request) -> Model:
         tokens = tokenizer(prompts, padding="max_length", truncation=True, return_tensors="pt")
         features = model.get_text_features(**tokens)
         # some versions of transformers return the tensor, others an object that contains it
-        pooled: Tensor = features if isinstance(features, Tensor) else features.pooler_output
-        return pooled
+        return cast(Tensor, getattr(features, "pooler_output", features))
 
     text = _text_features(encode, classes, request.templates)
     vision = _HfVision(model.vision_model, getattr(model, "visual_projection", nn.Identity()))
@@ -343,13 +334,11 @@ class _HfVision(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Image features in the shared space."""
-        features: Tensor = self.projection(self.tower(pixel_values=x).pooler_output)
-        return features
+        return cast(Tensor, self.projection(self.tower(pixel_values=x).pooler_output))
 
 
 def _import(package: str, *, extra: str) -> Any:
     if importlib.util.find_spec(package) is None:
-        raise EquicamError(
-            "this source", f"the package {package}", "no such package here", f"pip install 'equicam[{extra}]'"
-        )
+        needs, fix = f"the package {package}", f"pip install 'equicam[{extra}]'"
+        raise EquicamError("this source", needs, "no such package here", fix)
     return importlib.import_module(package)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property, partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -56,8 +56,7 @@ class Preprocessing:
     @property
     def transforms(self) -> list[Any]:
         """Its steps, among which the centre crop is found."""
-        steps: list[Any] = self._steps.transforms
-        return steps
+        return cast(list[Any], self._steps.transforms)
 
     @property
     def _steps(self) -> Any:
@@ -65,8 +64,7 @@ class Preprocessing:
 
     def __call__(self, image: Image.Image) -> Tensor:
         """An image as the model's input."""
-        found: Tensor = self._steps(image)
-        return found
+        return cast(Tensor, self._steps(image))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values that JSON keeps."""
@@ -180,13 +178,10 @@ def _read_steps(preprocess: Any) -> Steps:
     return replace(found, crop=_pair(steps[at].size), before=tuple(steps[:at]), after=tuple(steps[at + 1 :]))
 
 
-def _resize_by_preset(preset: Any, image: Image.Image) -> Image.Image:
+def _resize_by_preset(preset: Any, image: Image.Image) -> Any:
     from torchvision.transforms import functional
 
-    resized: Image.Image = functional.resize(
-        image, preset.resize_size, interpolation=preset.interpolation, antialias=preset.antialias
-    )
-    return resized
+    return functional.resize(image, preset.resize_size, preset.interpolation, antialias=preset.antialias)
 
 
 def _finish_preset(preset: Any, resized: Image.Image) -> Any:

@@ -70,9 +70,9 @@ def class_index(target: int | str | None, classes: Sequence[str] | None, what: s
         return target
     if not isinstance(target, str):
         raise EquicamError(what, "a class by name or number", type(target).__name__, f"{what}=3")
-    found = [index for index, name in enumerate(classes or ()) if name == target] or [
-        index for index, name in enumerate(classes or ()) if name.lower() == target.lower()
-    ]
+    known = list(enumerate(classes or ()))
+    found = [index for index, name in known if name == target]
+    found = found or [index for index, name in known if name.lower() == target.lower()]
     if len(found) > 1:  # ImageNet has two cranes
         raise EquicamError(
             what, "one class", f"{target!r}, the name of classes {', '.join(map(str, found))}",
@@ -82,20 +82,15 @@ def class_index(target: int | str | None, classes: Sequence[str] | None, what: s
         return found[0]
     if target.isdecimal():
         return int(target)
-    close = _closest(target, classes or ())
+    # up to three names that have this one as a word or are like it, whatever the case of their letters
+    lower = {name.lower(): name for name in classes or ()}
+    having = [name for name in lower if target.lower() in name.replace("-", " ").split()]
+    alike = [name for name in get_close_matches(target.lower(), lower, n=3, cutoff=0.3) if name not in having]
+    close = [lower[name] for name in (having + alike)[:3]]
     needs = (
         "a class of the model, by name or number"
         if classes
         else "the number of a class: there are no class names"
     )
-    raise EquicamError(
-        what, needs, repr(target), " or ".join(map(repr, close)) or "a number, or wrap(…, classes=[…])"
-    )
-
-
-def _closest(target: str, classes: Sequence[str]) -> list[str]:
-    """Up to three names that have this one as a word or are like it, whatever the case of their letters."""
-    lower = {name.lower(): name for name in classes}
-    having = [name for name in lower if target.lower() in name.replace("-", " ").split()]
-    close = [name for name in get_close_matches(target.lower(), lower, n=3, cutoff=0.3) if name not in having]
-    return [lower[name] for name in (having + close)[:3]]
+    fix = " or ".join(map(repr, close)) or "a number, or wrap(…, classes=[…])"
+    raise EquicamError(what, needs, repr(target), fix)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from operator import itemgetter
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -68,15 +68,13 @@ def _read_external(fn: Any, x: Float[Tensor, "n c H W"], targets: Targets) -> Re
         found: Any = _as_explainer(fn)(x, targets.classes)
     found = getattr(found, "map", found)  # an Explanation of ours
     if not isinstance(found, Tensor) or found.ndim not in (3, 4) or len(found) != len(x):
-        got = f"{tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-        raise EquicamError(
-            "an explainer", f"maps [{len(x)}, h, w] as a tensor", got, "torch.as_tensor on its result"
-        )
+        got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        needs = f"maps [{len(x)}, h, w] as a tensor"
+        raise EquicamError("an explainer", needs, got, "torch.as_tensor on its result")
     planes = at_least_float32(found.detach().to(x.device))
     if not finite(planes):
-        raise EquicamError(
-            "an explainer", "finite maps", "NaN or infinity in them", "torch.nan_to_num on its result"
-        )
+        got, fix = "NaN or infinity in them", "torch.nan_to_num on its result"
+        raise EquicamError("an explainer", "finite maps", got, fix)
     return Reading("rectified", (planes.sum(1) if planes.ndim == 4 else planes,))
 
 
@@ -94,19 +92,16 @@ def _as_explainer(found: Any) -> Explainer:
     if hasattr(found, "hook_a") and hasattr(found, "model"):  # torchcam
         return partial(_torchcam, found)
     if not callable(found):
-        raise EquicamError(
-            "equivariant", "a callable (x, target) → map", type(found).__name__, "a function of x and target"
-        )
-    explainer: Explainer = found
-    return explainer
+        needs, got = "a callable (x, target) → map", type(found).__name__
+        raise EquicamError("equivariant", needs, got, "a function of x and target")
+    return cast(Explainer, found)
 
 
 def _captum(attribution: Any, x: Tensor, target: Tensor) -> Tensor:
     # by default a path's steps all go through the network at once
     bounded = "internal_batch_size" in signature(attribution.attribute).parameters
     options = {"internal_batch_size": len(x)} if bounded else {}
-    found: Tensor = attribution.attribute(x, target=target, **options)
-    return found
+    return cast(Tensor, attribution.attribute(x, target=target, **options))
 
 
 def _pytorch_grad_cam(cam: Any, x: Tensor, target: Tensor) -> Tensor:
@@ -115,5 +110,4 @@ def _pytorch_grad_cam(cam: Any, x: Tensor, target: Tensor) -> Tensor:
 
 
 def _torchcam(extractor: Any, x: Tensor, target: Tensor) -> Tensor:
-    found: Tensor = extractor(target.tolist(), extractor.model(x))[0]
-    return found
+    return cast(Tensor, extractor(target.tolist(), extractor.model(x))[0])
