@@ -53,12 +53,10 @@ class Layout:
             prefix, grid = found
         if prefix is None:
             prefix = shape[1] - grid[0] * grid[1]
-        if prefix < 0 or prefix + grid[0] * grid[1] != shape[1]:
-            what, needs = (
-                f"a grid of {grid[0]}×{grid[1]} behind {prefix} prefix tokens",
-                prefix + grid[0] * grid[1],
-            )
-            raise EquicamError(what, f"{needs} tokens", shape[1], "another prefix or grid")
+        tokens = prefix + grid[0] * grid[1]
+        if prefix < 0 or tokens != shape[1]:
+            what = f"a grid of {grid[0]}×{grid[1]} behind {prefix} prefix tokens"
+            raise EquicamError(what, f"{tokens} tokens", shape[1], "another prefix or grid")
         return Layout("tokens", prefix, grid)
 
 
