@@ -279,7 +279,7 @@ def _transform(
     step = 90 if height == width else 180
     runs = [
         (exact, list(run))
-        for exact, run in groupby(range(len(transforms)), lambda t: _is_exact(transforms[t], step))
+        for exact, run in groupby(range(len(transforms)), lambda t: transforms[t].is_turn(step))
     ]
     inexact = [run for exact, run in runs if not exact]
     sampled: list[Tensor] = []
@@ -294,10 +294,6 @@ def _transform(
         else:
             pieces.append(sampled.pop(0))
     return pieces[0].contiguous() if len(pieces) == 1 else torch.cat(pieces)
-
-
-def _is_exact(one: Transform, step: int) -> bool:
-    return one.is_rigid and one.key[0] % step == 0
 
 
 def _exact(planes: Float[Tensor, "m H W"], one: Transform) -> Float[Tensor, "m H W"]:

@@ -75,7 +75,11 @@ def load(
         torch.default_generator.manual_seed(0)  # random weights are the same in every call
         model = LIBRARIES[library](request)
     if device is not None:
-        _move(model.module, device)
+        try:
+            model.module.to(device)
+        except (RuntimeError, AssertionError) as error:
+            got = f"{device!r}: {str(error).splitlines()[0]}"
+            raise EquicamError("device", "a device torch can use here", got, "cpu") from error
     return replace(model, name=name, weights_from=absolute_weights(weights))
 
 
@@ -85,15 +89,6 @@ def list_names() -> list[str]:
     from torchvision import models
 
     return ["embedded", *models.list_models(module=models), *(f"timm:{name}" for name in timm.list_models())]
-
-
-def _move(module: nn.Module, device: str | torch.device) -> None:
-    try:
-        module.to(device)
-    except (RuntimeError, AssertionError) as error:
-        raise EquicamError(
-            "device", "a device torch can use here", f"{device!r}: {str(error).splitlines()[0]}", "cpu"
-        ) from error
 
 
 def _from_factory(request: Request) -> Model:

@@ -135,11 +135,9 @@ class Steps:
                 return False
             if uncropped is None or self.crop is None or self.crop != tuple(plain.shape[-2:]):
                 return False
-            (top, height), (left, width) = (
-                (round((length - part) / 2), part)  # where torchvision's centre crop begins
-                for length, part in zip(uncropped.shape[-2:], self.crop, strict=True)
-            )
-            if not torch.equal(uncropped[..., top : top + height, left : left + width], plain):
+            # where torchvision's centre crop begins
+            top, left = (round((uncropped.shape[axis] - self.crop[axis]) / 2) for axis in (-2, -1))
+            if not torch.equal(uncropped[..., top:, left:][..., : self.crop[0], : self.crop[1]], plain):
                 return False
         return True
 

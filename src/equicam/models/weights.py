@@ -44,9 +44,8 @@ def read_state_dict(file: Path) -> dict[str, Tensor]:
         try:
             return dict(load_file(file))
         except SafetensorError as error:
-            raise EquicamError(
-                f"weights {str(file)!r}", "a whole safetensors file", error, "a fresh copy of it"
-            ) from error
+            what, needs = f"weights {str(file)!r}", "a whole safetensors file"
+            raise EquicamError(what, needs, error, "a fresh copy of it") from error
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)
     except UNREADABLE as error:
@@ -95,10 +94,8 @@ def _only_tensors() -> Iterator[None]:
     try:
         yield
     finally:
-        if before is None:
-            os.environ.pop(FORCE_TENSORS, None)
-        else:
-            os.environ[FORCE_TENSORS] = before
+        os.environ.pop(FORCE_TENSORS, None)
+        os.environ |= {} if before is None else {FORCE_TENSORS: before}
 
 
 def _not_tensors(file: Path, error: Exception) -> EquicamError:
@@ -158,9 +155,8 @@ def build_with_weights(build: Callable[[int | None], nn.Module], file: Path) -> 
     weights = read_state_dict(file)
     module = build(None)
     shapes = {key: value.shape for key, value in module.state_dict().items()}
-    differ = [
-        k for k, v in weights.items() if k in shapes and v.shape != shapes[k] and v.shape[1:] == shapes[k][1:]
-    ]
+    known = [(key, value.shape, shapes[key]) for key, value in weights.items() if key in shapes]
+    differ = [key for key, found, own in known if found != own and found[1:] == own[1:]]
     if differ:
         module = build(weights[differ[-1]].shape[0])
     load_weights(module, weights, file)
@@ -173,11 +169,8 @@ def load_weights(module: nn.Module, weights: dict[str, Tensor], file: Path) -> N
     # older files lack this counter of training steps, and inference does not use it
     missing = sorted(k for k in own.keys() - weights.keys() if not k.endswith("num_batches_tracked"))
     unknown = sorted(weights.keys() - own.keys())
-    shapes = [
-        f"{k} {tuple(weights[k].shape)}"
-        for k in own.keys() & weights.keys()
-        if own[k].shape != weights[k].shape
-    ]
+    known = own.keys() & weights.keys()
+    shapes = [f"{k} {tuple(weights[k].shape)}" for k in known if own[k].shape != weights[k].shape]
     if missing or unknown or shapes:
         raise EquicamError(
             f"weights {str(file)!r}", f"the tensors of {type(module).__name__}",

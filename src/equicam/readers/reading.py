@@ -80,34 +80,27 @@ def _read_external(fn: Any, x: Float[Tensor, "n c H W"], targets: Targets) -> Re
 
 def _as_explainer(found: Any) -> Explainer:
     """A callable `(x, target) → map` for a peer's object, recognised by its attributes; a callable is returned as is."""
-    if hasattr(found, "attribute"):  # captum
-        return partial(_captum, found)
+    if hasattr(
+        found, "attribute"
+    ):  # captum, which by default sends all steps of a path through the network at once
+        bounded = "internal_batch_size" in signature(found.attribute).parameters
+        return lambda x, target: found.attribute(
+            x, target=target, **({"internal_batch_size": len(x)} if bounded else {})
+        )
     if hasattr(found, "base_cam"):  # pytorch-grad-cam's FinerCAM drops its contrast when it is given targets
         raise EquicamError(
             "equivariant", "an explainer that takes a target", type(found).__name__,
             'explain(model, x, method="finer-cam", views=18)',
         )  # fmt: skip
-    if hasattr(found, "activations_and_grads"):  # pytorch-grad-cam
-        return partial(_pytorch_grad_cam, found)
+    if hasattr(
+        found, "activations_and_grads"
+    ):  # pytorch-grad-cam, whose targets pick a number from a row of outputs
+        return lambda x, target: torch.as_tensor(
+            found(x, targets=[itemgetter((..., int(c))) for c in target])
+        )
     if hasattr(found, "hook_a") and hasattr(found, "model"):  # torchcam
-        return partial(_torchcam, found)
+        return lambda x, target: found(target.tolist(), found.model(x))[0]
     if not callable(found):
         needs, got = "a callable (x, target) → map", type(found).__name__
         raise EquicamError("equivariant", needs, got, "a function of x and target")
     return cast(Explainer, found)
-
-
-def _captum(attribution: Any, x: Tensor, target: Tensor) -> Tensor:
-    # by default a path's steps all go through the network at once
-    bounded = "internal_batch_size" in signature(attribution.attribute).parameters
-    options = {"internal_batch_size": len(x)} if bounded else {}
-    return cast(Tensor, attribution.attribute(x, target=target, **options))
-
-
-def _pytorch_grad_cam(cam: Any, x: Tensor, target: Tensor) -> Tensor:
-    # its targets are callables that pick a number from one row of the output
-    return torch.as_tensor(cam(x, targets=[itemgetter((..., int(c))) for c in target]))
-
-
-def _torchcam(extractor: Any, x: Tensor, target: Tensor) -> Tensor:
-    return cast(Tensor, extractor(target.tolist(), extractor.model(x))[0])
