@@ -27,6 +27,8 @@ LARGEST_VALUE = 1e6
 """Of mean and std: a manifest may have been written by anybody."""
 Size = tuple[int, int]
 """Height and width."""
+TRIED = ((640, 480), (375, 500), (256, 256), (1024, 333))
+"""Widths and heights of the images on which the table must give what the preprocessing gives."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,25 @@ class Steps:
     @cached_property
     def levels(self) -> "LevelTable | None":
         """Its table of levels; None where its steps are others, or change a pixel by more than its level."""
-        return _level_table(self)
+        if not self.is_known or self.crop is None:
+            return None
+        rng, size = np.random.default_rng(0), self.size or self.crop
+        unresized = (
+            (size, size) if isinstance(size, int) else size[::-1]
+        )  # noise that stays, with all its levels
+        sizes = (unresized, *TRIED)
+        images = [Image.fromarray(rng.integers(0, 256, (h, w, 3), dtype=np.uint8)) for w, h in sizes]
+        numbers = np.full((3, 256), np.nan, np.float32)
+        table = LevelTable(self.size, self.crop, self.interpolation, numbers)
+        try:
+            expected = [self.whole(image) for image in images]
+            for channel, levels in enumerate(table(images[0]).levels):
+                numbers[channel][levels] = expected[0][channel].numpy()
+            found = [torch.from_numpy(table(image).to_numbers()) for image in images]
+            same = all(map(torch.equal, found, expected))
+        except (Exception, SystemExit):  # noqa: BLE001  # a custom preprocessing may refuse the images with any exception
+            return None
+        return table if same and not np.isnan(numbers).any() else None
 
 
 def read_steps(preprocess: Any) -> Steps:
@@ -314,10 +334,6 @@ def _visible_share(model: Model, size: tuple[int, int]) -> float | None:
     return round(share, 3) if math.isfinite(share) else None
 
 
-TRIED = ((640, 480), (375, 500), (256, 256), (1024, 333))
-"""Widths and heights of the images on which the table must give what the preprocessing gives."""
-
-
 @dataclass(frozen=True, eq=False)
 class LevelTable:
     """Resize and crop as torchvision does, then a look-up."""
@@ -329,36 +345,10 @@ class LevelTable:
 
     def __call__(self, image: Image.Image) -> LevelPixels:
         """An RGB image as the model's input."""
-        return LevelPixels(np.ascontiguousarray(self.resized(image).transpose(2, 0, 1)), self.numbers)
-
-    def resized(self, image: Image.Image) -> NDArray[np.uint8]:
-        """Its pixels, resized and cropped."""
         from torchvision.transforms import InterpolationMode, functional
 
         if self.size is not None:
             size = [self.size] if isinstance(self.size, int) else list(self.size)
             image = functional.resize(image, size, InterpolationMode(self.interpolation))
-        return np.asarray(functional.center_crop(image, list(self.crop)))
-
-
-def _level_table(steps: Steps) -> LevelTable | None:
-    preprocess = steps.whole
-    if not steps.is_known or steps.crop is None:
-        return None
-    rng = np.random.default_rng(0)
-    size = steps.size or steps.crop
-    unresized = (size, size) if isinstance(size, int) else size[::-1]  # noise that stays, with all its levels
-    sizes = (unresized, *TRIED)
-    images = [Image.fromarray(rng.integers(0, 256, (h, w, 3), dtype=np.uint8)) for w, h in sizes]
-    numbers = np.full((3, 256), np.nan, np.float32)
-    table = LevelTable(steps.size, steps.crop, steps.interpolation, numbers)
-    try:
-        levels, expected = table(images[0]).levels, preprocess(images[0])
-        for channel in range(3):
-            numbers[channel][levels[channel]] = expected[channel].numpy()
-        same = all(
-            torch.equal(torch.from_numpy(table(image).to_numbers()), preprocess(image)) for image in images
-        )
-    except (Exception, SystemExit):  # noqa: BLE001  # a custom preprocessing may refuse the images with any exception
-        return None
-    return table if same and not np.isnan(numbers).any() else None
+        pixels = np.asarray(functional.center_crop(image, list(self.crop)))
+        return LevelPixels(np.ascontiguousarray(pixels.transpose(2, 0, 1)), self.numbers)
