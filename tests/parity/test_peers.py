@@ -62,6 +62,11 @@ def pairs(ours: equicam.Explanation, theirs: torch.Tensor, *, at_least: int = 3)
     torch.testing.assert_close(unit(planes[alive]), unit(theirs[alive]), atol=1e-5, rtol=0)
 
 
+def same_maps(ours: equicam.Explanation, theirs: torch.Tensor) -> None:
+    assert_alive(ours.map, theirs)
+    torch.testing.assert_close(ours.map, theirs, atol=1e-5, rtol=0)
+
+
 def grad_cam_layer_planes(peer, net, batch, layer, targets):
     """pytorch-grad-cam's plane before it is resized: what its weights and activations make."""
     cam = peer(net, [layer])
@@ -99,8 +104,7 @@ def test_pytorch_grad_cam_whole_maps(net, batch):
     theirs_net = plain(net)
     with GradCAM(theirs_net, [theirs_net.trunk]) as cam:
         theirs = torch.from_numpy(cam(batch, targets=None))
-    assert_alive(ours.map, theirs)
-    torch.testing.assert_close(ours.map, theirs, atol=1e-5, rtol=0)
+    same_maps(ours, theirs)
 
 
 def test_finer_cam_of_pytorch_grad_cam(net, batch):
@@ -110,8 +114,7 @@ def test_finer_cam_of_pytorch_grad_cam(net, batch):
     theirs_net = plain(net)
     finer = FinerCAM(theirs_net, [theirs_net.trunk])
     theirs = torch.from_numpy(finer(batch))
-    assert_alive(ours.map, theirs)
-    torch.testing.assert_close(ours.map, theirs, atol=1e-5, rtol=0)
+    same_maps(ours, theirs)
 
 
 def test_pytorch_grad_cam_on_tokens():
@@ -181,8 +184,7 @@ def test_score_cam_of_pytorch_grad_cam(target):
     chosen = [ClassifierOutputTarget(int(c)) for c in ours.target]
     with ScoreCAM(net, [net.trunk]) as cam:
         theirs = torch.from_numpy(cam(batch, targets=chosen))
-    assert_alive(ours.map, theirs)
-    torch.testing.assert_close(ours.map, theirs, atol=1e-5, rtol=0)
+    same_maps(ours, theirs)
 
 
 def test_ablation_cam_of_pytorch_grad_cam(net, batch):
@@ -190,8 +192,7 @@ def test_ablation_cam_of_pytorch_grad_cam(net, batch):
     theirs_net = plain(net)
     with AblationCAM(theirs_net, [theirs_net.trunk]) as cam:
         theirs = torch.from_numpy(cam(batch, targets=[ClassifierOutputTarget(int(c)) for c in ours.target]))
-    assert_alive(ours.map, theirs)
-    torch.testing.assert_close(ours.map, theirs, atol=1e-5, rtol=0)
+    same_maps(ours, theirs)
 
 
 def test_eigen_cam_of_pytorch_grad_cam(net, batch):

@@ -224,14 +224,17 @@ def build():
 """
 
 
-@pytest.mark.parametrize("command", ["explain", "evaluate", "audit"])
 @pytest.mark.parametrize(
-    ("broken", "layer", "named"),
+    ("command", "broken", "layer", "named"),
     [
-        ("forward", "", "got ValueError: mine (mine.py:12, in forward)"),
-        ("forward", ", layer='conv'", "got ValueError: mine (mine.py:12, in forward)"),
-        ("exit", "", "got SystemExit: 7 (mine.py:12, in forward)"),
-        ("prep", "", "got ValueError: mine (mine.py:16, in prep)"),
+        ("explain", "forward", "", "got ValueError: mine (mine.py:12, in forward)"),
+        ("explain", "forward", ", layer='conv'", "got ValueError: mine (mine.py:12, in forward)"),
+        ("evaluate", "forward", ", layer='conv'", "got ValueError: mine (mine.py:12, in forward)"),
+        ("audit", "forward", ", layer='conv'", "got ValueError: mine (mine.py:12, in forward)"),
+        ("explain", "exit", "", "got SystemExit: 7 (mine.py:12, in forward)"),
+        ("explain", "prep", "", "got ValueError: mine (mine.py:16, in prep)"),
+        ("evaluate", "prep", "", "got ValueError: mine (mine.py:16, in prep)"),
+        ("audit", "prep", "", "got ValueError: mine (mine.py:16, in prep)"),
     ],
 )
 def test_the_command_line_names_them_and_exits_with_1(
