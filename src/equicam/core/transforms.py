@@ -48,8 +48,8 @@ class Transform:
         """Whether it is a rotation or a reflection about the centre."""
         return self.key[2:] == (1.0, 0.0, 0.0)
 
-    def is_turn(self, step: int) -> bool:
-        """Whether it is rigid, and rotates by a multiple of `step` degrees."""
+    def permutes_pixels(self, step: int) -> bool:
+        """Whether it is rigid and by a multiple of `step` degrees, those that map a grid onto itself."""
         return self.is_rigid and self.key[0] % step == 0
 
     @property

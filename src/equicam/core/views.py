@@ -279,7 +279,7 @@ def _transform(
     step = 90 if height == width else 180
     runs = [
         (exact, list(run))
-        for exact, run in groupby(range(len(transforms)), lambda t: transforms[t].is_turn(step))
+        for exact, run in groupby(range(len(transforms)), lambda t: transforms[t].permutes_pixels(step))
     ]
     inexact = [run for exact, run in runs if not exact]
     sampled: list[Tensor] = []
