@@ -247,8 +247,9 @@ def test_nothing_keeps_an_explained_network_alive():
 
 def test_grids_larger_than_the_cache_are_made_once_a_call(cnn, monkeypatch):
     made = []
-    make = views_module._sampling_grid
-    monkeypatch.setattr(views_module, "_sampling_grid", lambda *args: made.append(args) or make(*args))
+    make = views_module._sampling_grid.__wrapped__
+    counted = constant(lambda *args: made.append(args) or make(*args))
+    monkeypatch.setattr(views_module, "_sampling_grid", counted)
     monkeypatch.setattr(graphs, "MAX_KEPT_BYTES", 1)
     monkeypatch.setattr(graphs, "_kept", type(graphs._kept)())
     equicam.explain(cnn, pictures(4), views=5, max_views_per_forward=5)  # four groups
@@ -258,13 +259,13 @@ def test_grids_larger_than_the_cache_are_made_once_a_call(cnn, monkeypatch):
 def test_constants_are_kept_by_threads_at_once(monkeypatch):
     monkeypatch.setattr(graphs, "MAX_KEPT_BYTES", 4000)
     monkeypatch.setattr(graphs, "_kept", type(graphs._kept)())
-    interval, failed = sys.getswitchinterval(), []
+    interval, failed, zeros = sys.getswitchinterval(), [], constant(torch.zeros)
 
     def work(seed: int) -> None:
         try:
             for i in range(300):
                 with graphs.keep_constants():
-                    assert constant(torch.zeros, (i * seed) % 50 + 1).numel() == (i * seed) % 50 + 1
+                    assert zeros((i * seed) % 50 + 1).numel() == (i * seed) % 50 + 1
         except Exception as error:  # noqa: BLE001
             failed.append(error)
 
@@ -287,25 +288,26 @@ def test_constants_are_kept_within_calls_and_bounded(monkeypatch):
         made.append(size)
         return torch.zeros(size)
 
-    assert constant(make, 3) is not constant(make, 3)
+    kept = constant(make)
+    assert kept(3) is not kept(3)
     made.clear()
     monkeypatch.setattr(graphs, "_kept", type(graphs._kept)())
     monkeypatch.setattr(graphs, "MAX_KEPT_BYTES", 4 * 250)
     graph: list[torch.Tensor] = []
     with graphs.keep_constants():
-        first = constant(make, 100)
-        assert constant(make, 100) is first
+        first = kept(100)
+        assert kept(100) is first
         assert made == [100]
         with graphs.keep_constants(also_in=graph):
-            assert constant(make, 100) is first
-        constant(make, 101)
-        constant(make, 102)
-        assert constant(make, 100) is first, "a call keeps what it uses"
+            assert kept(100) is first
+        kept(101)
+        kept(102)
+        assert kept(100) is first, "a call keeps what it uses"
     assert graph[0] is first
     with graphs.keep_constants():
-        assert constant(make, 102).numel() == 102
+        assert kept(102).numel() == 102
         assert made == [100, 101, 102]
-        assert constant(make, 101) is not None
+        assert kept(101) is not None
         assert made == [100, 101, 102, 101], "between calls the least recently used goes"
 
 
