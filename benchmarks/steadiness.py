@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 import equicam
-from equicam.core.views import rotate_all
+from equicam.core.views import transform_all
 from equicam.evaluate.equivariance import equivariance
 from equicam.images.items import open_item, sample_by_class
 from equicam.images.sources import find_items
@@ -44,7 +44,7 @@ def main() -> None:
         found = equicam.explain(model, x)
         words += [one.word for one in found.steadiness]
         reasons += [one.reason.code for one in found.steadiness]
-        rotated = rotate_all(x, (0, *ANGLES)).flatten(0, 1)
+        rotated = transform_all(x, (0, *ANGLES)).flatten(0, 1)
         maps = equicam.explain(
             model, rotated, method="grad-cam", target=found.target.repeat(len(ANGLES) + 1)
         ).map

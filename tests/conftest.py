@@ -159,6 +159,15 @@ def light(name: str) -> Method:
     return replace(METHODS[name], reader=CHEAP.get(name, METHODS[name].reader))
 
 
+def method_of(read, **options) -> Method:
+    """A method that reads features with this function and these options."""
+    return Method("", reader=without_gradient(partial(read, **options)))
+
+
+def explained(net: nn.Module, x: Tensor, layer: str = "trunk", **options) -> equicam.Explanation:
+    return equicam.explain(equicam.wrap(net, layer=layer), x, **options)
+
+
 def methods_for(kind: str) -> list[str]:
     return [name for name in METHODS if kind == "vit" or name not in TRANSFORMERS_ONLY]
 

@@ -195,10 +195,11 @@ def equivariant(
     *,
     recipe: Recipe | None = None,
     max_views_per_forward: int | None = None,
-) -> Callable[[Float[Tensor, "b c H W"], Target], Explanation]:
+) -> Callable[[Images, Target], Explanation]:
     """Any explainer `(x, target) → map` as its aligned average over 18 views, or others, with PEUM.
 
-    Captum attributions, pytorch-grad-cam and torchcam objects are taken as they are. Of `recipe`, views, fill and dtype apply.
+    Captum attributions, pytorch-grad-cam and torchcam objects are taken as they are; images that are no tensors are
+    preprocessed as ImageNet's. Of `recipe`, views, fill and dtype apply.
     """
     method = Method(
         "an explainer of the caller's", Fusion(Views.evenly(18), "map", "map"), reader=external(fn)
@@ -206,11 +207,11 @@ def equivariant(
     chosen = replace(Recipe.of(recipe, views=views), method=method, context="none", compiled=False)
     resolve(chosen)  # refuses views that are none, before anything is explained
 
-    def explainer(x: Float[Tensor, "b c H W"], target: Target) -> Explanation:
+    def explainer(x: Images, target: Target) -> Explanation:
         """fn, averaged over aligned views."""
         with torch.inference_mode(False):
-            batch = as_batch(None, x)
-        executor = Executor(None, _under_autocast(chosen, x.device), max_views_per_forward)
+            batch = as_batch(None, read_arrays(x))
+        executor = Executor(None, _under_autocast(chosen, batch.device), max_views_per_forward)
         return explain_batch(executor, batch, target)
 
     return explainer

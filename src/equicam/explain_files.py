@@ -21,7 +21,7 @@ from equicam.errors import EquicamError
 from equicam.explain import explain
 from equicam.explanation import Explanation, describe_images
 from equicam.images.items import open_image
-from equicam.models.images import preprocess_image, stack_images, to_display_images
+from equicam.models.images import denormalise, preprocess_image, stack_images
 from equicam.models.surround import preprocess_surround, stack_surrounds
 from equicam.overlay import MAX_DEVIATION, RgbImage, heat, overlay, stretch
 from equicam.readers.model import Model
@@ -125,8 +125,8 @@ def _draw_files(
     """PATH.overlay.png, PATH.views.png, and PATH.peum.png where there is more than one view; their names."""
     views, several = one.views, len(one.views) > 1
     presented = x if window is None else crop_centre(x, window.size)
-    image = to_display_images(model, presented)[0]
-    inputs = to_display_images(model, views.act(x.float(), window)[:, 0])
+    image = denormalise(presented, model.mean, model.std)[0]
+    inputs = denormalise(views.act(x.float(), window)[:, 0], model.mean, model.std)
     size = (image.shape[0], image.shape[1])
     maps = [stretch(plane, size) for plane in one.view_maps[0].cpu().numpy()]
     title = describe_images(one)[0][0]

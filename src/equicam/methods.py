@@ -4,19 +4,12 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
 
-from equicam.core.chain import (
-    Combine,
-    eigen_cam,
-    grad_cam,
-    grad_cam_pp,
-    grad_cam_pp_of_products,
-    layer_cam,
-    xgrad_cam,
-)
+from equicam.core import chain
+from equicam.core.chain import Combine, grad_cam
 from equicam.core.fusion import Fusion
 from equicam.core.views import Fill, Views, as_fill
 from equicam.core.weights import KeepConfident, SoftGate, uniform
-from equicam.errors import EquicamError
+from equicam.errors import EquicamError, not_one_of
 from equicam.protocol import Protocol, find_protocol
 from equicam.readers.attention import ROLLOUT, TRANSFORMER_ATTRIBUTION
 from equicam.readers.gradients import (
@@ -29,7 +22,7 @@ from equicam.readers.gradients import (
 )
 from equicam.readers.masking import rise, score_cam
 from equicam.readers.perturb import ablation_cam, recipro_cam
-from equicam.readers.reading import Reader, without_gradient
+from equicam.readers.reading import Read, Reader, without_gradient
 from equicam.recipe import Recipe
 
 # One view, averaged where its magnitudes still mean something; with views=6 it is aligned at pixel size.
@@ -59,16 +52,22 @@ class Method:
         return self.reader is GRADIENTS and ours
 
 
-_COMBINES = (grad_cam, grad_cam_pp, grad_cam_pp_of_products, xgrad_cam, layer_cam)
+_COMBINES = (grad_cam, chain.grad_cam_pp, chain.grad_cam_pp_of_products, chain.xgrad_cam, chain.layer_cam)
 _GATES = (KeepConfident, SoftGate)
+
+
+def _of_features(about: str, read: Read, fusion: Fusion = _single) -> Method:
+    return Method(about, fusion, reader=without_gradient(read))
 
 
 METHODS: dict[str, Method] = {
     "grad-cam": Method("Grad-CAM on the presented view: mean-gradient channel weights"),
-    "grad-cam++": Method("Grad-CAM++ on the presented view, eq. 19", combine=grad_cam_pp),
-    "xgrad-cam": Method("XGrad-CAM on the presented view: activation-weighted gradients", combine=xgrad_cam),
+    "grad-cam++": Method("Grad-CAM++ on the presented view, eq. 19", combine=chain.grad_cam_pp),
+    "xgrad-cam": Method(
+        "XGrad-CAM on the presented view: activation-weighted gradients", combine=chain.xgrad_cam
+    ),
     "layer-cam": Method(
-        "LayerCAM on the presented view: rectified gradient at each position", combine=layer_cam
+        "LayerCAM on the presented view: rectified gradient at each position", combine=chain.layer_cam
     ),
     "finer-cam": Method(
         "Finer-CAM on the presented view: Grad-CAM of the logit above the three nearest classes",
@@ -76,39 +75,29 @@ METHODS: dict[str, Method] = {
     ),
     "eigen-cam": Method(
         "Eigen-CAM on the presented view: first principal direction, no class",
-        combine=eigen_cam,
+        combine=chain.eigen_cam,
         reader=FEATURES,
     ),
-    "smooth-grad-cam++": Method(
-        "mean of Grad-CAM++ maps of 50 noisy copies", reader=without_gradient(smooth_grad_cam_pp)
+    "smooth-grad-cam++": _of_features("mean of Grad-CAM++ maps of 50 noisy copies", smooth_grad_cam_pp),
+    "score-cam": _of_features(
+        "Score-CAM: channels weighted by the class probability they let through", score_cam
     ),
-    "score-cam": Method(
-        "Score-CAM: channels weighted by the class probability they let through",
-        reader=without_gradient(score_cam),
-    ),
-    "score-cam-80": Method(
+    "score-cam-80": _of_features(
         "80 channels with the largest mean, weighted by probability: the equal-compute row",
-        reader=without_gradient(partial(score_cam, weigh="probability", channels=80)),
+        partial(score_cam, weigh="probability", channels=80),
     ),
-    "aug-score-cam": Method(
+    "aug-score-cam": _of_features(
         "Score-CAM on 6 views, finished maps aligned and averaged",
+        score_cam,
         Fusion(Views.evenly(6), "map", "map"),
-        reader=without_gradient(score_cam),
     ),
-    "ablation-cam": Method(
-        "Ablation-CAM: channels weighted by the logit lost without them",
-        reader=without_gradient(ablation_cam),
+    "ablation-cam": _of_features(
+        "Ablation-CAM: channels weighted by the logit lost without them", ablation_cam
     ),
-    "recipro-cam": Method(
-        "Recipro-CAM: the class probability with one position kept", reader=without_gradient(recipro_cam)
-    ),
-    "opti-cam": Method(
-        "Opti-CAM: channel weights that raise the masked image's logit", reader=without_gradient(opti_cam)
-    ),
-    "rise": Method("RISE: class probability under 8,000 random masks", reader=without_gradient(rise)),
-    "rise-400": Method(
-        "RISE with 400 masks: the equal-compute row", reader=without_gradient(partial(rise, masks=400))
-    ),
+    "recipro-cam": _of_features("Recipro-CAM: the class probability with one position kept", recipro_cam),
+    "opti-cam": _of_features("Opti-CAM: channel weights that raise the masked image's logit", opti_cam),
+    "rise": _of_features("RISE: class probability under 8,000 random masks", rise),
+    "rise-400": _of_features("RISE with 400 masks: the equal-compute row", partial(rise, masks=400)),
     "rollout": Method("attention rollout of a transformer, no class", reader=ROLLOUT),
     "transformer-attribution": Method(
         "gradient × attention of a transformer (without relevance propagation)",
@@ -186,14 +175,19 @@ def _find(recipe: Recipe) -> Method:
         return method
     if isinstance(method, Fusion):
         return Method("a fusion of the caller's", method)
+    if not isinstance(method, str):
+        got = f"an explainer ({type(method).__name__})"
+        raise EquicamError(
+            "method", "a name, a Method or a Fusion", got, "equicam.equivariant(fn)(images, target)"
+        )
     return find_method(method, find_protocol(recipe.protocol))
 
 
 def find_method(name: str, protocol: Protocol) -> Method:
     """The method of a name, as a protocol has it."""
     if name not in METHODS:
-        close = get_close_matches(str(name), METHODS, n=1, cutoff=0.4) or ["equigrad-cam"]
-        raise EquicamError("method", f"one of {', '.join(METHODS)}", repr(name), repr(close[0]))
+        close = get_close_matches(name, METHODS, n=1, cutoff=0.4) or ["equigrad-cam"]
+        raise not_one_of("method", METHODS, name, repr(close[0]))
     return replace(METHODS[name], **protocol.variants.get(name, {}))
 
 

@@ -29,9 +29,7 @@ class Protocol:
     first_angle: Degrees = 0.0  # of a grid of several views
     fill: Fill | None = None  # of pixels outside the image; None: chosen from the views and their context
     has_context: bool = True  # whether views may be cut from what surrounds the model's input
-    variants: Mapping[str, Mapping[str, Any]] = field(
-        default_factory=dict
-    )  # fields of methods, by their names
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # fields of methods by name
     # How they are measured.
     rotations_only: bool = False  # whether images are presented in rotations alone
     region: Region = "disc"  # where maps are compared, if in one region only

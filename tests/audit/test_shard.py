@@ -67,8 +67,9 @@ def test_an_image_that_preprocessing_made_nan_of_is_a_row_with_a_reason_and_the_
 def test_constants_are_made_for_the_first_shard_alone(monkeypatch):
     """On a GPU, making one waits for everything that runs there."""
     made = []
-    usual = views._sampling_grid
-    monkeypatch.setattr(views, "_sampling_grid", lambda *args: made.append(args) or usual(*args))
+    usual = views._sampling_grid.__wrapped__
+    counted = views.constant(lambda *args: made.append(args) or usual(*args))
+    monkeypatch.setattr(views, "_sampling_grid", counted)
     model = equicam.wrap(seeded(Cnn).float(), layer="trunk")
     context = AuditContext(model, Recipe(views=5, fill="reflect"), frozenset())
     decoded = opened(pictures(3).float().numpy())

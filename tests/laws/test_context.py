@@ -179,11 +179,7 @@ def steps_of(*steps):
 def test_a_step_after_the_crop_that_depends_on_it_leaves_no_margin(later):
     from torchvision.transforms import CenterCrop, Lambda, Pad, Resize, ToTensor
 
-    after = {
-        "resize": Resize(96),
-        "pad": Pad(4),
-        "standardise": Lambda(lambda given: given),
-    }[later]
+    after = {"resize": Resize(96), "pad": Pad(4), "standardise": Lambda(lambda given: given)}[later]
     last = (
         [ToTensor(), Lambda(lambda x: (x - x.mean()) / x.std())] if later == "standardise" else [ToTensor()]
     )

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import equicam
-from tests.conftest import TRANSFORMERS_ONLY, Cnn, Vit, assert_alive, light, pictures, seeded
+from tests.conftest import TRANSFORMERS_ONLY, Cnn, Vit, assert_alive, explained, light, pictures, seeded
 
 
 def state(module: nn.Module) -> list:
@@ -108,7 +108,7 @@ def test_outputs_do_not_change():
 
 
 def test_nothing_found_holds_a_graph():
-    found = equicam.explain(equicam.wrap(seeded(Cnn), layer="trunk"), pictures().requires_grad_())
+    found = explained(seeded(Cnn), pictures().requires_grad_())
     assert not any(
         getattr(found, f).requires_grad
         for f in ("map", "raw", "peum", "peum_score", "view_confidence", "view_maps")
@@ -137,15 +137,22 @@ def test_three_hundred_calls_leave_memory_flat():
 
 @pytest.fixture(scope="module")
 def expected() -> torch.Tensor:
-    return equicam.explain(equicam.wrap(seeded(Cnn), layer="trunk"), pictures(), views=4).map
+    return explained(seeded(Cnn), pictures(), views=4).map
 
 
-def test_frozen(expected):
-    module = seeded(Cnn).requires_grad_(False)
+@pytest.mark.parametrize(
+    ("keep", "tolerance"),
+    [
+        (lambda module: module.requires_grad_(False), 0),
+        (lambda module: module.to(memory_format=torch.channels_last), 1e-10),
+        (nn.DataParallel, 1e-9),  # on a GPU if there is one
+    ],
+    ids=["frozen", "channels-last", "data-parallel"],
+)
+def test_a_network_however_it_is_kept(expected, keep, tolerance):
     assert_alive(expected)
-    assert torch.equal(
-        equicam.explain(equicam.wrap(module, layer="trunk"), pictures(), views=4).map, expected
-    )
+    found = explained(keep(seeded(Cnn)), pictures(), views=4).map.cpu()
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -161,19 +168,13 @@ def test_under_no_grad_and_inference_mode(expected, mode):
     )  # nothing cached was spoiled
 
 
-def test_channels_last(expected):
-    module = seeded(Cnn).to(memory_format=torch.channels_last)
-    found = equicam.explain(equicam.wrap(module, layer="trunk"), pictures(), views=4)
-    torch.testing.assert_close(found.map, expected, atol=1e-10, rtol=0)
-
-
 def test_in_bfloat16():
     module, x = seeded(Cnn).float(), pictures(4).float()
-    exact = equicam.explain(equicam.wrap(module, layer="trunk"), x, views=4)
+    exact = explained(module, x, views=4)
     half = equicam.wrap(copy.deepcopy(module).bfloat16(), layer="trunk")
-    autocast = equicam.explain(equicam.wrap(module, layer="trunk"), x, views=4, dtype=torch.bfloat16)
+    autocast = explained(module, x, views=4, dtype=torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
-        outer = equicam.explain(equicam.wrap(module, layer="trunk"), x, views=4)
+        outer = explained(module, x, views=4)
     assert_alive(exact.map)
     for found in (
         autocast,
@@ -204,9 +205,3 @@ def test_compiled(expected, how, called_before):
     found = equicam.explain(model, pictures(), views=4)
     assert torch.equal(found.map, expected)
     assert module(pictures()).shape == (2, 5)
-
-
-def test_data_parallel(expected):
-    module = nn.DataParallel(seeded(Cnn))  # on a GPU if there is one
-    found = equicam.explain(equicam.wrap(module, layer="trunk"), pictures(), views=4)
-    torch.testing.assert_close(found.map.cpu(), expected, atol=1e-9, rtol=0)

@@ -4,7 +4,6 @@ All of them keep the last ReLU's activations, so the layer here is the ReLU itse
 """
 
 import copy
-from functools import partial
 
 import numpy as np
 import pytest
@@ -21,9 +20,8 @@ from equicam.core.chain import eigen_cam, grad_cam
 from equicam.methods import METHODS, Method, resolve
 from equicam.readers.gradients import Contrast, gradients_of
 from equicam.readers.masking import score_cam
-from equicam.readers.reading import without_gradient
 from equicam.recipe import Recipe
-from tests.conftest import Cnn, Vit, assert_alive, pictures, seeded
+from tests.conftest import Cnn, Vit, assert_alive, explained, method_of, pictures, seeded
 
 
 def plain(module: nn.Module) -> nn.Module:
@@ -64,6 +62,11 @@ def pairs(ours: equicam.Explanation, theirs: torch.Tensor, *, at_least: int = 3)
     torch.testing.assert_close(unit(planes[alive]), unit(theirs[alive]), atol=1e-5, rtol=0)
 
 
+def same_maps(ours: equicam.Explanation, theirs: torch.Tensor) -> None:
+    assert_alive(ours.map, theirs)
+    torch.testing.assert_close(ours.map, theirs, atol=1e-5, rtol=0)
+
+
 def grad_cam_layer_planes(peer, net, batch, layer, targets):
     """pytorch-grad-cam's plane before it is resized: what its weights and activations make."""
     cam = peer(net, [layer])
@@ -87,7 +90,7 @@ def grad_cam_layer_planes(peer, net, batch, layer, targets):
     ],
 )
 def test_pytorch_grad_cam(net, batch, method, peer):
-    ours = equicam.explain(equicam.wrap(net, layer="trunk"), batch, method=method, target=CLASSES)
+    ours = explained(net, batch, method=method, target=CLASSES)
     theirs_net = plain(net)
     theirs = grad_cam_layer_planes(
         peer, theirs_net, batch, theirs_net.trunk, [ClassifierOutputTarget(c) for c in CLASSES]
@@ -97,25 +100,21 @@ def test_pytorch_grad_cam(net, batch, method, peer):
 
 def test_pytorch_grad_cam_whole_maps(net, batch):
     """Theirs is stretched before and after an OpenCV resize; both are bilinear between pixel areas."""
-    ours = equicam.explain(equicam.wrap(net, layer="trunk"), batch, method="grad-cam")
+    ours = explained(net, batch, method="grad-cam")
     theirs_net = plain(net)
     with GradCAM(theirs_net, [theirs_net.trunk]) as cam:
         theirs = torch.from_numpy(cam(batch, targets=None))
-    assert_alive(ours.map, theirs)
-    torch.testing.assert_close(ours.map, theirs, atol=1e-5, rtol=0)
+    same_maps(ours, theirs)
 
 
 def test_finer_cam_of_pytorch_grad_cam(net, batch):
     """Theirs weighs the contrast by probability and differentiates through it: our named variant."""
     reader = gradients_of(Contrast(gamma=1.0, weigh_by_prob=True))
-    ours = equicam.explain(
-        equicam.wrap(net, layer="trunk"), batch, method=Method("", combine=grad_cam, reader=reader)
-    )
+    ours = explained(net, batch, method=Method("", combine=grad_cam, reader=reader))
     theirs_net = plain(net)
     finer = FinerCAM(theirs_net, [theirs_net.trunk])
     theirs = torch.from_numpy(finer(batch))
-    assert_alive(ours.map, theirs)
-    torch.testing.assert_close(ours.map, theirs, atol=1e-5, rtol=0)
+    same_maps(ours, theirs)
 
 
 def test_pytorch_grad_cam_on_tokens():
@@ -132,7 +131,7 @@ def test_pytorch_grad_cam_on_tokens():
 
 
 def test_captum(net, batch):
-    ours = equicam.explain(equicam.wrap(net, layer="trunk"), batch, method="grad-cam", target=CLASSES)
+    ours = explained(net, batch, method="grad-cam", target=CLASSES)
     theirs = LayerGradCam(net, net.trunk).attribute(batch, CLASSES, relu_attributions=True)[:, 0].detach()
     pairs(ours, theirs)
 
@@ -142,7 +141,7 @@ def test_captum(net, batch):
     [("grad-cam", torchcam.GradCAM), ("xgrad-cam", torchcam.XGradCAM), ("layer-cam", torchcam.LayerCAM)],
 )
 def test_torchcam(net, batch, method, peer):
-    ours = equicam.explain(equicam.wrap(net, layer="trunk"), batch, method=method, target=CLASSES)
+    ours = explained(net, batch, method=method, target=CLASSES)
     theirs_net = plain(net)
     with peer(theirs_net, "trunk", input_shape=(3, 32, 32)) as cam:
         theirs = cam(CLASSES, theirs_net(batch), normalized=False)[0].detach()
@@ -150,7 +149,7 @@ def test_torchcam(net, batch, method, peer):
 
 
 def test_finer_cam_of_torchcam(net, batch):
-    ours = equicam.explain(equicam.wrap(net, layer="trunk"), batch, method="finer-cam", target=CLASSES)
+    ours = explained(net, batch, method="finer-cam", target=CLASSES)
     theirs_net = plain(net)
     with torchcam.FinerCAM(theirs_net, "trunk", input_shape=(3, 32, 32)) as cam:
         theirs = cam(CLASSES, theirs_net(batch), normalized=False)[0].detach()
@@ -180,27 +179,25 @@ class Unstrided(Cnn):
 def test_score_cam_of_pytorch_grad_cam(target):
     """Theirs weighs by a softmax over channels of scores before the softmax over classes: our named variant."""
     net, batch = plain(seeded(Unstrided, seed=7)).float(), pictures(4, 12, 12).float()
-    method = Method("", reader=without_gradient(partial(score_cam, weigh="softmax_of_logits")))
-    ours = equicam.explain(equicam.wrap(net, layer="trunk"), batch, method=method, target=target)
+    method = method_of(score_cam, weigh="softmax_of_logits")
+    ours = explained(net, batch, method=method, target=target)
     chosen = [ClassifierOutputTarget(int(c)) for c in ours.target]
     with ScoreCAM(net, [net.trunk]) as cam:
         theirs = torch.from_numpy(cam(batch, targets=chosen))
-    assert_alive(ours.map, theirs)
-    torch.testing.assert_close(ours.map, theirs, atol=1e-5, rtol=0)
+    same_maps(ours, theirs)
 
 
 def test_ablation_cam_of_pytorch_grad_cam(net, batch):
-    ours = equicam.explain(equicam.wrap(net, layer="trunk"), batch, method="ablation-cam")
+    ours = explained(net, batch, method="ablation-cam")
     theirs_net = plain(net)
     with AblationCAM(theirs_net, [theirs_net.trunk]) as cam:
         theirs = torch.from_numpy(cam(batch, targets=[ClassifierOutputTarget(int(c)) for c in ours.target]))
-    assert_alive(ours.map, theirs)
-    torch.testing.assert_close(ours.map, theirs, atol=1e-5, rtol=0)
+    same_maps(ours, theirs)
 
 
 def test_eigen_cam_of_pytorch_grad_cam(net, batch):
     """Up to the sign, which a principal direction does not have: theirs is whatever the decomposition returns."""
-    ours = equicam.explain(equicam.wrap(net, layer="trunk"), batch, method=METHODS["eigen-cam"])
+    ours = explained(net, batch, method=METHODS["eigen-cam"])
     acts = net.trunk(batch).detach()
     signed = eigen_cam(acts, acts)
     theirs = torch.from_numpy(get_2d_projection(acts.numpy()))
@@ -232,9 +229,7 @@ def test_a_peers_object_becomes_its_aligned_average(net, batch, peer):
     torch.testing.assert_close(turned.peum, torch.rot90(e.peum, 1, (-2, -1)), atol=1e-4, rtol=0)
     assert (e.peum_score > 0).all()
     if single == "map":  # they rectify and stretch each view as we do: output space, by another road
-        ours = equicam.explain(
-            equicam.wrap(net, layer="trunk"), batch, method="equigrad-cam-out", views=4, target=CLASSES
-        )
+        ours = explained(net, batch, method="equigrad-cam-out", views=4, target=CLASSES)
         alive = [("blank" not in f) for f in ours.flags]
         assert sum(alive) >= 3
         torch.testing.assert_close(e.map[alive], ours.map[alive], atol=2e-3, rtol=0)
@@ -245,17 +240,14 @@ def test_a_peers_object_becomes_its_aligned_average(net, batch, peer):
 
 def test_the_layer_named_is_the_layer_read(net, batch):
     """pnpxai ignores the layer its user sets."""
-    maps = [
-        equicam.explain(equicam.wrap(net, layer=layer), batch, method="grad-cam").map
-        for layer in ("trunk", "after.0")
-    ]
+    maps = [explained(net, batch, method="grad-cam", layer=layer).map for layer in ("trunk", "after.0")]
     assert_alive(*maps)
     assert (maps[0] - maps[1]).abs().max() > 0.1
 
 
 def test_a_map_grows_with_its_raw_values(net, batch):
     """MONAI's default normaliser turns the map upside down; pytorch-grad-cam keeps no raw values."""
-    e = equicam.explain(equicam.wrap(net, layer="trunk"), batch, views=4)
+    e = explained(net, batch, views=4)
     assert_alive(e.map)
     for m, raw in zip(e.map.flatten(1), e.raw.flatten(1), strict=True):
         assert m.argmax() == raw.argmax()
@@ -278,13 +270,13 @@ def test_a_view_explains_the_pinned_class_even_where_it_flips():
 
 def test_upsampling_is_bilinear(net, batch):
     """Captum's interpolate is nearest by default."""
-    e = equicam.explain(equicam.wrap(net, layer="trunk"), batch, method="grad-cam")
+    e = explained(net, batch, method="grad-cam")
     assert all(len(m.unique()) > 64 for m in e.map)
 
 
 def test_grad_cam_pp_divides_by_its_denominator(net, batch):
     """torchcam 0.5.0 divides a copy; the formula, element by element, is what we compute."""
-    ours = equicam.explain(equicam.wrap(net, layer="trunk"), batch, method="grad-cam++", target=CLASSES)
+    ours = explained(net, batch, method="grad-cam++", target=CLASSES)
     acts = net.trunk(batch).detach().requires_grad_()
     g = torch.autograd.grad(net.rest(acts).gather(1, torch.tensor(CLASSES)[:, None]).sum(), acts)[0]
     a = acts.detach()
@@ -311,10 +303,10 @@ def test_a_batch_does_not_mix_its_classes(net, batch):
 
 def test_the_activation_is_the_layers_own_not_what_an_in_place_relu_left(net, batch):
     """pytorch-grad-cam (on a CPU) and torchcam read the post-ReLU tensor here; captum does not, nor do we."""
-    ours = equicam.explain(equicam.wrap(net, layer="last"), batch, method="grad-cam", target=CLASSES)
+    ours = explained(net, batch, method="grad-cam", target=CLASSES, layer="last")
     captum = LayerGradCam(net, net.last).attribute(batch, CLASSES, relu_attributions=True)[:, 0].detach()
     pairs(ours, captum)
-    after = equicam.explain(equicam.wrap(net, layer="after.0"), batch, method="grad-cam", target=CLASSES)
+    after = explained(net, batch, method="grad-cam", target=CLASSES, layer="after.0")
     assert not torch.allclose(unit(ours.view_maps[:, 0]), unit(after.view_maps[:, 0]), atol=1e-2)
 
 

@@ -6,14 +6,9 @@ import torch
 
 import equicam
 from equicam import KeepConfident, SoftGate, Views, uniform
-from equicam.core.chain import (
-    grad_cam_pp,
-    grad_cam_pp_of_products,
-    layer_cam,
-    xgrad_cam,
-)
+from equicam.core.chain import grad_cam_pp, grad_cam_pp_of_products, layer_cam, xgrad_cam
 from equicam.methods import Fusion, Method
-from tests.conftest import ChannelsLast, Cnn, Vit, assert_alive, pictures, seeded
+from tests.conftest import ChannelsLast, Cnn, Vit, assert_alive, explained, pictures, seeded
 from tests.twins import slow
 
 STAGES = slow.STEPS
@@ -49,9 +44,7 @@ def test_every_fusion_weigher_and_fill(net, align_at, mean_at, weigh, fill):
     x = small()
     ours, theirs = GATES[weigh]
     fusion = Fusion(Views.evenly(5), align_at, mean_at, ours)
-    found = equicam.explain(
-        equicam.wrap(net, layer="trunk"), x, method=fusion, recipe=equicam.Recipe(fill=fill)
-    )
+    found = explained(net, x, method=fusion, recipe=equicam.Recipe(fill=fill))
     twin = slow.Slow(net.trunk, net.rest).explain(
         x[0].numpy(), fusion.views.to_plain(), align_at, mean_at, theirs, fill
     )
@@ -67,9 +60,7 @@ def test_every_fusion_weigher_and_fill(net, align_at, mean_at, weigh, fill):
 def test_every_combine(net, combine, align_at, mean_at, fill):
     x = small()
     method = Method("", Fusion(Views.evenly(4, start=15.0), align_at, mean_at), combine)
-    found = equicam.explain(
-        equicam.wrap(net, layer="trunk"), x, method=method, recipe=equicam.Recipe(fill=fill)
-    )
+    found = explained(net, x, method=method, recipe=equicam.Recipe(fill=fill))
     written_out = slow.Slow(net.trunk, net.rest, combine=getattr(slow, combine.__name__))
     twin = written_out.explain(
         x[0].numpy(), method.fusion.views.to_plain(), align_at, mean_at, lambda p, top: 1, fill
@@ -81,14 +72,12 @@ def test_every_combine(net, combine, align_at, mean_at, fill):
 def test_nothing_kept_falls_back_to_the_presented_view(net, fill):
     x = small()
     fusion = Fusion(Views((20.0, 200.0)), "features", "features", KeepConfident(1.0))
-    found = equicam.explain(
-        equicam.wrap(net, layer="trunk"), x, method=fusion, recipe=equicam.Recipe(fill=fill)
-    )
+    found = explained(net, x, method=fusion, recipe=equicam.Recipe(fill=fill))
     twin = slow.Slow(net.trunk, net.rest).explain(
         x[0].numpy(), fusion.views.to_plain(), "features", "features", lambda p, top: 0.0, fill
     )
     agree(found, twin)
-    alone = equicam.explain(equicam.wrap(net, layer="trunk"), x, method="grad-cam")
+    alone = explained(net, x, method="grad-cam")
     np.testing.assert_allclose(found.map, alone.map, atol=1e-12)
     assert "none-kept" in found.flags[0]
 
@@ -128,7 +117,7 @@ def test_channels_last_features():
     net = seeded(ChannelsLast)
     x = small()
     fusion = Fusion(Views.evenly(3), "features", "features")
-    found = equicam.explain(equicam.wrap(net, layer="norm"), x, method=fusion)
+    found = explained(net, x, method=fusion, layer="norm")
     written_out = slow.Slow(
         lambda v: net.norm(net.stem(v).permute(0, 2, 3, 1)), net.rest, lambda f: f.permute(0, 3, 1, 2)
     )
@@ -143,7 +132,7 @@ def test_finer_cam_contrasts_the_classes_nearest_on_the_presented_picture(net):
     scores = net(x)[0].detach()
     c = int(scores.argmax())
     nearest = sorted((k for k in range(5) if k != c), key=lambda k: abs(float(scores[k] - scores[c])))[:3]
-    found = equicam.explain(equicam.wrap(net, layer="trunk"), x, method="finer-cam", views=4)
+    found = explained(net, x, method="finer-cam", views=4)
     twin = slow.Slow(net.trunk, net.rest).explain(
         x[0].numpy(), (0.0, 90.0, 180.0, 270.0), "upsampled", "upsampled", lambda p, top: 1,
         target=c, score=lambda s, c: s[c] - 0.6 * s[nearest].mean(),

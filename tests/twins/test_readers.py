@@ -16,7 +16,7 @@ from equicam.readers.gradients import opti_cam, smooth_grad_cam_pp
 from equicam.readers.masking import rise, score_cam
 from equicam.readers.perturb import recipro_cam
 from equicam.readers.reading import without_gradient
-from tests.conftest import ChannelsLast, Cnn, Vit, assert_alive, light, pictures, seeded
+from tests.conftest import ChannelsLast, Cnn, Vit, assert_alive, explained, light, method_of, pictures, seeded
 from tests.twins import slow
 
 SIZE = 20
@@ -92,13 +92,11 @@ def test_score_cam_is_canonical_by_default_and_the_authors_by_name(net, x):
         return found
 
     soft, authors = maps("score-cam"), maps("score-cam", recipe=equicam.Recipe(protocol="paper"))
-    assert torch.equal(soft, maps(Method("", reader=without_gradient(score_cam))))
-    assert torch.equal(
-        authors, maps(Method("", reader=without_gradient(partial(score_cam, weigh="relu_minus_full_image"))))
-    )
+    assert torch.equal(soft, maps(method_of(score_cam)))
+    assert torch.equal(authors, maps(method_of(score_cam, weigh="relu_minus_full_image")))
     assert not torch.allclose(authors, soft, atol=1e-2)
     with pytest.raises(equicam.EquicamError, match="weigh needs one of softmax"):
-        maps(Method("", reader=without_gradient(partial(score_cam.__wrapped__, weigh="softmax_cic"))))
+        maps(method_of(score_cam.__wrapped__, weigh="softmax_cic"))
 
 
 def test_aug_score_cam_is_six_views_turned_back(net, x):
@@ -141,9 +139,7 @@ def test_ablation_cam(kind, x):
 
 @pytest.mark.parametrize("mask", ["one-hot", "gaussian"])
 def test_recipro_cam(net, x, mask):
-    found = equicam.explain(
-        model_of(net), x, method=Method("", reader=without_gradient(partial(recipro_cam, mask=mask)))
-    )
+    found = equicam.explain(model_of(net), x, method=method_of(recipro_cam, mask=mask))
     maps = []
     for i in range(2):
         acts, c = parts(net, x, i)
@@ -168,7 +164,7 @@ def test_recipro_cam(net, x, mask):
 @pytest.mark.parametrize("prefix", [1, 3])
 def test_recipro_cam_on_tokens_keeps_the_prefix_and_lets_the_last_block_attend(prefix):
     net, x = seeded(lambda: Vit((SIZE, SIZE), prefix)), pictures(2, SIZE, SIZE)
-    found = equicam.explain(equicam.wrap(net, layer="blocks.1.norm1"), x, method="recipro-cam")
+    found = explained(net, x, method="recipro-cam", layer="blocks.1.norm1")
     maps = []
     for i in range(2):
         with torch.no_grad():
@@ -186,9 +182,7 @@ def test_recipro_cam_on_tokens_keeps_the_prefix_and_lets_the_last_block_attend(p
 
 
 def test_rise(net, x):
-    found = equicam.explain(
-        model_of(net), x, method=Method("", reader=without_gradient(partial(rise, masks=9)))
-    )
+    found = equicam.explain(model_of(net), x, method=method_of(rise, masks=9))
     rng = np.random.default_rng(42)
     grids = (rng.random((9, 7, 7)) < 0.5).astype(float)
     cell = SIZE // 7 + 1
@@ -291,9 +285,7 @@ def test_smooth_grad_cam_pp(net, x):
 def test_opti_cam(net, x):
     """Adam written out, one picture at a time."""
     steps = 5
-    found = equicam.explain(
-        model_of(net), x, method=Method("", reader=without_gradient(partial(opti_cam, steps=steps)))
-    )
+    found = equicam.explain(model_of(net), x, method=method_of(opti_cam, steps=steps))
     maps = []
     for i in range(2):
         acts, c = parts(net, x, i)
@@ -351,7 +343,7 @@ def attentions(net, x):
 @pytest.mark.parametrize("prefix", [1, 2])
 def test_attention(method, prefix):
     net, x = seeded(lambda: Vit((SIZE, SIZE), prefix)), pictures(2, SIZE, SIZE)
-    found = equicam.explain(equicam.wrap(net, layer="blocks.1.norm1"), x, method=method)
+    found = explained(net, x, method=method, layer="blocks.1.norm1")
     maps = []
     for i in range(2):
         kept, scores = attentions(net, x[i : i + 1])

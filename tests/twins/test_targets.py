@@ -7,7 +7,7 @@ from torch import nn
 
 import equicam
 from equicam import Fusion, KeepConfident, SoftGate, Views, uniform
-from tests.conftest import Cnn, assert_alive, pictures, seeded
+from tests.conftest import Cnn, assert_alive, explained, pictures, seeded
 from tests.twins import slow
 
 
@@ -71,7 +71,7 @@ def test_a_label_has_sigmoid_gates(gate):
     assert gate != "pcf" or 0 < twin["view_kept"].sum() < 5
     found = equicam.explain(model, x, method=fusion, target=label)
     agree(found, twin, *ALL)
-    softmax = equicam.explain(equicam.wrap(net, layer="trunk"), x, method=fusion, target=label)
+    softmax = explained(net, x, method=fusion, target=label)
     assert not torch.allclose(softmax.view_confidence, found.view_confidence, atol=0.01)
 
 
@@ -96,7 +96,7 @@ def test_a_function_of_the_output_is_explained():
     twin = SlowValue(net.trunk, net.rest, margin).explain(
         x[0].numpy(), Views.evenly(5).to_plain(), "features", "features", lambda p, top: 1.0
     )
-    found = equicam.explain(equicam.wrap(net, layer="trunk"), x, views=5, target=margin)
+    found = explained(net, x, views=5, target=margin)
     agree(found, twin, "map", "raw", "peum", "peum_score")
     torch.testing.assert_close(found.output, margin(net(x)).detach())
 

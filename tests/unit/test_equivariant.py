@@ -1,7 +1,13 @@
+import numpy as np
 import pytest
 import torch
+from captum.attr import IntegratedGradients
+from PIL import Image
 
 import equicam
+from equicam.methods import resolve
+from equicam.models.images import as_batch
+from equicam.recipe import Recipe
 from tests.conftest import Cnn, assert_alive, pictures, seeded
 
 
@@ -44,46 +50,66 @@ def test_coarse_and_coloured_maps_and_passes_of_any_size():
     assert coloured.view_maps.shape == (3, 5, 8, 8)
 
 
-def test_it_serves_explainers_that_need_gradients_and_callers_without():
-    net = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 4, 3), torch.nn.Tanh(), torch.nn.Flatten(), torch.nn.Linear(4 * 900, 3)
-    )
+def gradient_of(net):
+    """A plain explainer that differentiates, and says nothing of grad modes."""
 
-    def saliency(x, target):
-        with torch.enable_grad():
-            v = x.clone().requires_grad_()
-            return torch.autograd.grad(net(v).gather(1, target[:, None]).sum(), v)[0].abs()
+    def explainer(x, target):
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad(net(x).gather(1, target[:, None]).sum(), x)[0].abs()
 
-    x = pictures().float()
-    plain = equicam.equivariant(saliency, views=3)(x, 2)
-    with torch.inference_mode():
-        quiet = equicam.equivariant(saliency, views=3)(x, 2)
+    return explainer
+
+
+def test_an_explainer_may_differentiate_whatever_its_caller_computes_in():
+    net, x = seeded(Cnn).float(), pictures().float()
+    explainer = equicam.equivariant(gradient_of(net), views=3)
+    plain = explainer(x, 2)
     assert_alive(plain.map)
-    assert torch.equal(plain.map, quiet.map)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert torch.equal(explainer(x, 2).map, plain.map)
     with torch.autocast("cpu", torch.bfloat16):
-        half = equicam.equivariant(saliency, views=3)(x, 2)
+        half = explainer(x, 2)
     assert half.map.dtype == half.peum.dtype == torch.float32
     assert not torch.equal(half.map, plain.map)  # the explainer itself was under autocast
+    methods = {"mine": gradient_of(net)}
+    rows = equicam.evaluate(equicam.wrap(net, layer="trunk"), x, methods=methods, scores=["eq"], angles=[90])
+    assert all(
+        0 < row["value"] <= 1 for row in rows.to_pylist() if row["region"] == "disc" and row["angle"] == 90
+    )
+
+
+def test_files_and_pixels_are_preprocessed_as_where_a_network_says_nothing(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "photo.png")
+    explainer, x = equicam.equivariant(edges, views=2), as_batch(None, Image.fromarray(pixels))
+    for given in (str(tmp_path / "photo.png"), tmp_path / "photo.png", Image.fromarray(pixels), pixels):
+        assert torch.equal(explainer(given, 0).map, explainer(x, 0).map)
+    with pytest.raises(equicam.EquicamError, match=r"images needs a tensor, .*got an empty list"):
+        explainer([], 0)
+
+
+def test_the_steps_of_integrated_gradients_run_in_batches_of_views():
+    net, x, rows = seeded(Cnn).float(), pictures().float(), []
+    attribution = IntegratedGradients(net)
+    whole = attribution.attribute(x, target=1, n_steps=50)
+    net.register_forward_hook(lambda _module, inputs, _output: rows.append(len(inputs[0])))
+    found = equicam.equivariant(attribution, views=6, max_views_per_forward=4)(x, 1)
+    assert max(rows) <= 4
+    assert_alive(found.map)
+    torch.testing.assert_close(found.view_maps[:, 0], whole.sum(1), atol=1e-5, rtol=0)
+
+
+def test_an_explainer_is_no_method_and_the_error_names_what_takes_it():
+    for explainer in (edges, IntegratedGradients(seeded(Cnn))):
+        with pytest.raises(
+            equicam.EquicamError, match=r"a Method or a Fusion, .*try equicam\.equivariant\(fn\)"
+        ):
+            resolve(Recipe(explainer))
 
 
 def test_an_explainer_whose_maps_are_not_finite_is_refused():
-    def broken(x, _target):
-        return torch.log(x[:, 0] * 0)
-
     with pytest.raises(equicam.EquicamError, match="finite maps"):
-        equicam.equivariant(broken, views=2)(pictures(), torch.tensor([1, 0]))
-
-
-def test_a_plain_gradient_explainer_runs_in_the_callers_grad_mode():
-    net, x = seeded(Cnn), pictures(2)
-
-    def saliency(views, target):
-        views = views.clone().requires_grad_()
-        chosen = net(views).gather(1, target[:, None]).sum()
-        (grad,) = torch.autograd.grad(chosen, views)
-        return grad.abs().sum(1)
-
-    e = equicam.equivariant(saliency, views=3)(x, target=1)
-    assert_alive(e.map)
-    with torch.no_grad(), pytest.raises(RuntimeError):
-        equicam.equivariant(saliency, views=3)(x, target=1)
+        equicam.equivariant(lambda x, _target: torch.log(x[:, 0] * 0), views=2)(
+            pictures(), torch.tensor([1, 0])
+        )

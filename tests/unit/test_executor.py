@@ -186,7 +186,7 @@ def test_one_pass_is_freed_before_the_next(cnn):
         alive.append(weakref.ref(found.captured[0]))
         return found
 
-    def read(_network: Network, _x: torch.Tensor, forward: Forward, _targets: Targets) -> Reading:
+    def read(forward: Forward, _targets: Targets) -> Reading:
         return Reading("rectified", (forward.features.mean(1).relu(),))
 
     method = Method("", Fusion(Views.evenly(6), "map", "map"), reader=Reader(read, forward=forward))
@@ -243,8 +243,9 @@ def keep_at_most(monkeypatch):
 
 def test_grids_larger_than_the_cache_are_made_once_a_call(cnn, monkeypatch, keep_at_most):
     made = []
-    make = views_module._sampling_grid
-    monkeypatch.setattr(views_module, "_sampling_grid", lambda *args: made.append(args) or make(*args))
+    make = views_module._sampling_grid.__wrapped__
+    counted = constant(lambda *args: made.append(args) or make(*args))
+    monkeypatch.setattr(views_module, "_sampling_grid", counted)
     keep_at_most(1)
     equicam.explain(cnn, pictures(4), views=5, max_views_per_forward=5)  # four groups
     assert len(made) == len(set(made))
@@ -252,11 +253,12 @@ def test_grids_larger_than_the_cache_are_made_once_a_call(cnn, monkeypatch, keep
 
 def test_constants_are_kept_by_threads_at_once(keep_at_most):
     keep_at_most(4000)
+    zeros = constant(torch.zeros)
 
     def work(seed: int) -> None:
         for i in range(300):
             with graphs.keep_constants():
-                assert constant(torch.zeros, (i * seed) % 50 + 1).numel() == (i * seed) % 50 + 1
+                assert zeros((i * seed) % 50 + 1).numel() == (i * seed) % 50 + 1
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -274,23 +276,24 @@ def test_constants_are_kept_within_calls_and_bounded(keep_at_most):
         made.append(size)
         return torch.zeros(size)
 
-    assert constant(make, 3) is not constant(make, 3)
+    kept = constant(make)
+    assert kept(3) is not kept(3)
     made.clear()
     keep_at_most(4 * 250)
     with graphs.keep_constants():
-        first = constant(make, 100)
-        assert constant(make, 100) is first
+        first = kept(100)
+        assert kept(100) is first
         assert made == [100]
         with graphs.keep_constants(also_in=graph):
-            assert constant(make, 100) is first
-        constant(make, 101)
-        constant(make, 102)
-        assert constant(make, 100) is first, "a call keeps what it uses"
+            assert kept(100) is first
+        kept(101)
+        kept(102)
+        assert kept(100) is first, "a call keeps what it uses"
     assert graph[0] is first
     with graphs.keep_constants():
-        assert constant(make, 102).numel() == 102
+        assert kept(102).numel() == 102
         assert made == [100, 101, 102]
-        assert constant(make, 101) is not None
+        assert kept(101) is not None
         assert made == [100, 101, 102, 101], "between calls the least recently used goes"
 
 

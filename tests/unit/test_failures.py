@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import equicam
 from equicam.cli.app import app
 from equicam.errors import ModelError
-from tests.conftest import Cnn, pictures, seeded
+from tests.conftest import Cnn, explained, pictures, seeded
 
 
 class Broken(Cnn):
@@ -71,7 +71,7 @@ def test_running_out_of_memory_is_not_renamed(error):
                 raise RuntimeError("the capture broke")  # noqa: B904
 
     with pytest.raises(RuntimeError, match="the capture broke"):
-        equicam.explain(equicam.wrap(seeded(Full), layer="trunk"), pictures())
+        explained(seeded(Full), pictures())
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ class Interrupted(Cnn):
 def test_a_model_that_always_raises_fails_alike_with_and_without_a_layer(kind, got):
     net = seeded(kind)
     with pytest.raises(ModelError) as later:
-        equicam.explain(equicam.wrap(net, layer="trunk"), pictures(1), views=1)
+        explained(net, pictures(1), views=1)
     with pytest.raises(ModelError) as choosing:
         equicam.explain(net, pictures(1), views=1)
     assert str(choosing.value) == str(later.value)
@@ -142,7 +142,7 @@ def test_ctrl_c_in_the_model_stays_ctrl_c():
     with pytest.raises(KeyboardInterrupt):
         equicam.wrap(seeded(Interrupted))
     with pytest.raises(KeyboardInterrupt):
-        equicam.explain(equicam.wrap(seeded(Interrupted), layer="trunk"), pictures())
+        explained(seeded(Interrupted), pictures())
 
 
 def test_an_exception_of_a_target_function_is_named_with_its_line():
@@ -224,14 +224,17 @@ def build():
 """
 
 
-@pytest.mark.parametrize("command", ["explain", "evaluate", "audit"])
 @pytest.mark.parametrize(
-    ("broken", "layer", "named"),
+    ("command", "broken", "layer", "named"),
     [
-        ("forward", "", "got ValueError: mine (mine.py:12, in forward)"),
-        ("forward", ", layer='conv'", "got ValueError: mine (mine.py:12, in forward)"),
-        ("exit", "", "got SystemExit: 7 (mine.py:12, in forward)"),
-        ("prep", "", "got ValueError: mine (mine.py:16, in prep)"),
+        ("explain", "forward", "", "got ValueError: mine (mine.py:12, in forward)"),
+        ("explain", "forward", ", layer='conv'", "got ValueError: mine (mine.py:12, in forward)"),
+        ("evaluate", "forward", ", layer='conv'", "got ValueError: mine (mine.py:12, in forward)"),
+        ("audit", "forward", ", layer='conv'", "got ValueError: mine (mine.py:12, in forward)"),
+        ("explain", "exit", "", "got SystemExit: 7 (mine.py:12, in forward)"),
+        ("explain", "prep", "", "got ValueError: mine (mine.py:16, in prep)"),
+        ("evaluate", "prep", "", "got ValueError: mine (mine.py:16, in prep)"),
+        ("audit", "prep", "", "got ValueError: mine (mine.py:16, in prep)"),
     ],
 )
 def test_the_command_line_names_them_and_exits_with_1(

@@ -60,11 +60,10 @@ def test_a_function_cannot_be_read():
 
 
 def test_context_finds_the_crop():
-    from equicam.models.surround import crops_centre
-
     model = with_preprocessing(equicam.wrap(net(), layer="0"), size=96, crop=64)
-    assert crops_centre(model)
-    assert read_steps(model.preprocess).geometry.crop == (64, 64)
+    steps = read_steps(model.preprocess)
+    assert steps.has_margin
+    assert steps.crop == (64, 64)
 
 
 @pytest.mark.parametrize(

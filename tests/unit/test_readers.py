@@ -8,7 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import equicam
 from equicam import EquicamError
-from tests.conftest import Block, Cnn, Vit, assert_alive, light, pictures, seeded
+from tests.conftest import Block, Cnn, Vit, assert_alive, explained, light, pictures, seeded
 
 
 class ByBatch(Cnn):
@@ -36,13 +36,11 @@ class Concatenated(Cnn):
 @pytest.mark.parametrize("method", ["ablation-cam", "recipro-cam"])
 def test_a_head_that_takes_no_more_rows_than_the_trunk_gets_the_whole_network(build, method):
     net, x = seeded(build, seed=7), pictures(2)
-    e = equicam.explain(equicam.wrap(net, layer="trunk"), x, method=method)
+    e = explained(net, x, method=method)
     assert_alive(e.map)
     if build is ByBatch:  # the same network, written the usual way
         plain = seeded(Cnn, seed=7)
-        torch.testing.assert_close(
-            e.map, equicam.explain(equicam.wrap(plain, layer="trunk"), x, method=method).map
-        )
+        torch.testing.assert_close(e.map, explained(plain, x, method=method).map)
 
 
 def test_a_shift_of_all_logits_does_not_turn_ablation_cam_upside_down():
@@ -59,8 +57,8 @@ def test_a_shift_of_all_logits_does_not_turn_ablation_cam_upside_down():
 
 def test_recipro_cam_at_a_block_and_at_the_next_blocks_norm_is_one_thing():
     net, x = seeded(Vit), pictures(2)
-    at_norm = equicam.explain(equicam.wrap(net, layer="blocks.1.norm1"), x, method="recipro-cam")
-    at_block = equicam.explain(equicam.wrap(net, layer="blocks.0"), x, method="recipro-cam")
+    at_norm = explained(net, x, method="recipro-cam", layer="blocks.1.norm1")
+    at_block = explained(net, x, method="recipro-cam", layer="blocks.0")
     assert_alive(at_norm.map)
     torch.testing.assert_close(at_block.map, at_norm.map, atol=1e-10, rtol=0)
 
@@ -78,11 +76,11 @@ class Twice(Cnn):
 def test_a_layer_that_runs_twice_or_never_is_refused(method):
     x = pictures(2)
     with pytest.raises(EquicamError, match="needs to run once in a forward pass"):
-        equicam.explain(equicam.wrap(seeded(Twice), layer="relu"), x, method=method)
+        explained(seeded(Twice), x, method=method, layer="relu")
     net = seeded(Cnn)
     net.spare = nn.Conv2d(3, 3, 1)
     with pytest.raises(EquicamError, match="'spare' needs to run"):
-        equicam.explain(equicam.wrap(net, layer="spare"), x, method=method)
+        explained(net, x, method=method, layer="spare")
     assert all(not m._forward_hooks and not m._forward_pre_hooks for m in net.modules())
 
 
@@ -99,7 +97,7 @@ class Sigmoid(Cnn):
 )
 def test_a_sigmoid_head_is_refused(method):
     with pytest.raises(EquicamError, match="needs logits, got probabilities"):
-        equicam.explain(equicam.wrap(seeded(Sigmoid), layer="trunk"), pictures(2), method=light(method))
+        explained(seeded(Sigmoid), pictures(2), method=light(method))
 
 
 @pytest.mark.parametrize("name", ["timm:swin_tiny_patch4_window7_224", "timm:coatnet_nano_rw_224"])
@@ -152,15 +150,13 @@ def test_attention_is_found_however_it_is_called(kind, method):
     x, plain, other = pictures(2), seeded(Vit), seeded(Vit)
     other.blocks = nn.Sequential(kind(12), kind(12)).double().eval()
     other.load_state_dict(plain.state_dict())
-    maps = [
-        equicam.explain(equicam.wrap(n, layer="blocks.1.norm1"), x, method=method).map for n in (plain, other)
-    ]
+    maps = [explained(n, x, method=method, layer="blocks.1.norm1").map for n in (plain, other)]
     assert_alive(*maps)
     torch.testing.assert_close(maps[0], maps[1], atol=1e-9, rtol=0)
 
 
 def test_an_attention_pool_does_not_disturb_the_record():
-    e = equicam.explain(equicam.wrap(seeded(Pooled), layer="blocks.1.norm1"), pictures(2), method="rollout")
+    e = explained(seeded(Pooled), pictures(2), method="rollout", layer="blocks.1.norm1")
     assert_alive(e.map)
 
 

@@ -16,7 +16,7 @@ from equicam.demo import synthetic_patches
 from equicam.models.images import as_batch, read_arrays
 from equicam.readers.names import class_index
 from equicam.runs.manifest import parse_manifest
-from tests.conftest import Cnn, assert_alive, light, pictures, seeded
+from tests.conftest import Cnn, assert_alive, explained, light, pictures, seeded
 
 NAMES = ("benign", "malignant", "crane", "crane", "Other")
 
@@ -157,7 +157,7 @@ class OneOutput(Cnn):
 def test_one_output_is_not_silently_two_classes():
     net, x = seeded(OneOutput), pictures()
     with pytest.warns(UserWarning, match=r'task="regression"\) explains its value'):
-        silent = equicam.explain(equicam.wrap(net, layer="trunk"), x, views=2)
+        silent = explained(net, x, views=2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         binary = equicam.explain(equicam.wrap(net, layer="trunk", task="binary"), x, views=2)
@@ -239,22 +239,14 @@ class Segments(Cnn):
 def test_a_segmentation_is_explained_by_a_function_of_its_output():
     net, x = seeded(Segments), pictures()
     with pytest.raises(EquicamError, match=r"class logits .*try target=lambda y: …"):
-        equicam.explain(equicam.wrap(net, layer="trunk"), x)
-    e = equicam.explain(
-        equicam.wrap(net, layer="trunk"), x, views=6, target=lambda y: y["out"][:, 2].mean((1, 2))
-    )
+        explained(net, x)
+    e = explained(net, x, views=6, target=lambda y: y["out"][:, 2].mean((1, 2)))
     acts = net.trunk(x).detach().requires_grad_()
     (grads,) = torch.autograd.grad(net.last(acts)[:, 2].mean((1, 2)).sum(), acts)
     planes = (grads.mean((2, 3), keepdim=True) * acts).sum(1).relu().detach()
     assert planes.flatten(1).std(1).min() > 1e-4
     torch.testing.assert_close(e.view_maps[:, 0], planes, atol=1e-10, rtol=0)
-    one = equicam.explain(
-        equicam.wrap(net, layer="trunk"),
-        x,
-        views=6,
-        max_views_per_forward=4,
-        target=lambda y: y["out"][:, 2].mean((1, 2)),
-    )
+    one = explained(net, x, views=6, max_views_per_forward=4, target=lambda y: y["out"][:, 2].mean((1, 2)))
     torch.testing.assert_close(one.map, e.map)
 
 

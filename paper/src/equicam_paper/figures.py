@@ -19,7 +19,7 @@ from torch import Tensor
 
 from equicam.core.views import Views
 from equicam.explain import explain
-from equicam.models.images import to_display_images
+from equicam.models.images import denormalise
 from equicam.overlay import COLOURMAP, MAX_DEVIATION, RgbImage, heat, overlay
 from equicam_paper import plots
 from equicam_paper.causal import decomposition
@@ -87,8 +87,8 @@ def drift_strip(context: Context) -> Iterator[Row]:
     i = typical(found.stability, found.view_flips)
     views = Views(ANGLES)
     rotated = views.act(x[i : i + 1])[:, 0]
-    presented = to_display_images(context.model, x[i : i + 1])[0]
-    images = to_display_images(context.model, rotated)
+    presented = denormalise(x[i : i + 1], context.model.mean, context.model.std)[0]
+    images = denormalise(rotated, context.model.mean, context.model.std)
     maps = {
         method: explain(context.model, rotated, method=method, target=int(found.target[i])).map.double()
         for method in ("grad-cam", "equigrad-cam")
@@ -152,8 +152,8 @@ def pipeline(context: Context) -> Iterator[Row]:
         colours = Image.fromarray(heat(np.clip((plane / brightest).double().cpu().numpy(), 0, 1)))
         return np.asarray(colours.resize((x.shape[-1], x.shape[-2]), Image.Resampling.NEAREST))
 
-    rotated = to_display_images(context.model, views.act(x[i : i + 1])[:, 0])
-    image = to_display_images(context.model, x[i : i + 1])[0]
+    rotated = denormalise(views.act(x[i : i + 1])[:, 0], context.model.mean, context.model.std)
+    image = denormalise(x[i : i + 1], context.model.mean, context.model.std)[0]
     spread = found.peum[i].double().sqrt().cpu().numpy()
     whole = overlay(image, found.map[i].double().cpu().numpy())
     activation = ("weighted activation", brightest)

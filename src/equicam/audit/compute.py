@@ -24,7 +24,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 from equicam import __version__
 from equicam.core.transforms import Transform, canvas_size
 from equicam.core.uncertainty import pearson
-from equicam.core.views import Views, Window, rotate_all
+from equicam.core.views import Views, Window, transform_all
 from equicam.engines.worker import ModelSource, Shard, SharedFolder, load_checked, load_preprocessing
 from equicam.errors import EquicamError
 from equicam.evaluate.equivariance import ANGLES, equivariance
@@ -36,7 +36,7 @@ from equicam.images.items import valid_utf8
 from equicam.methods import resolve
 from equicam.models.images import VisibleBoxes, as_batch, preprocessing_of
 from equicam.models.preprocessing import LevelTable, read_steps
-from equicam.models.surround import crops_centre, input_size, preprocess_pixels, window_levels
+from equicam.models.surround import input_size, preprocess_pixels, window_levels
 from equicam.rasters.windows import WindowPixels
 from equicam.readers.model import Model
 from equicam.reasons import Reason, describe
@@ -95,7 +95,7 @@ class AuditContext:
     @cached_property
     def has_margin(self) -> bool:
         """Whether the model's preprocessing crops something away that can be used."""
-        return crops_centre(self.model)
+        return read_steps(preprocessing_of(self.model)).has_margin
 
     def margin(self, image: DecodedImage) -> tuple[int, int]:
         """Rows and columns around the model's input that an image has, at the input's resolution."""
@@ -340,7 +340,7 @@ def _single_view_eq(
     """Disc Eq of Grad-CAM over the seven angles: the measurement that signals are compared with."""
     angles = (0, *ANGLES)
     if context.window is None:
-        presented = rotate_all(x, angles).flatten(0, 1)
+        presented = transform_all(x, angles).flatten(0, 1)
     else:  # one look at the surround for each angle
         windows = (Window(context.window.size, Transform(angle)) for angle in angles)
         presented = torch.cat([Views([0]).act(x, window)[0] for window in windows])

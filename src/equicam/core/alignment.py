@@ -26,17 +26,15 @@ class Alignment:
 
     def covered(self, size: tuple[int, int]) -> Float[Tensor, "#b h w"]:
         """Σ_t w_t M_t 1: how much of each cell the weighted views cover, of one image where all are the same."""
-        if self.same_weights is not None:
-            dtype, device = self.weights.dtype, self.weights.device
-            return constant(_covered, self.views, size, self.same_weights, dtype, device)
-        return torch.einsum("tb,thw->bhw", self.weights, self.views.coverage(size, like=self.weights))
+        weights = self.weights if self.same_weights is None else self.weights[:, :1]
+        return torch.einsum("tb,thw->bhw", weights, self.views.coverage(size, like=weights))
 
     def mean(self, planes: Float[Tensor, "t b *k h w"]) -> Float[Tensor, "b *k h w"]:
         """Σ_t w_t y_t of aligned planes, divided by coverage if the fill says so; 0 where no view covers a cell."""
         total = torch.einsum("tb,tb...->b...", self.weights, planes)
         if not self._divides_by_coverage:
             return total
-        scale = self._inverse_covered(planes)
+        scale = inverse(self.covered((planes.shape[-2], planes.shape[-1])))
         return total * scale.view(len(scale), *[1] * (total.ndim - 3), *scale.shape[1:])
 
     def variance(self, maps: Float[Tensor, "t b H W"]) -> Float[Tensor, "b H W"]:
@@ -44,10 +42,9 @@ class Alignment:
         total = torch.einsum("tb,tb...->b...", self.weights, maps)
         if not self._divides_by_coverage:
             return torch.einsum("tb,tbhw->bhw", self.weights, (maps - total).square_())
-        size, scale = (maps.shape[-2], maps.shape[-1]), self._inverse_covered(maps)
-        cover = self.views.coverage(size, like=maps)[:, None]
-        own = maps * constant(_inverse_coverage, self.views, size, maps.dtype, maps.device)[:, None]
-        deviation = cover * (own - total * scale) ** 2
+        size = (maps.shape[-2], maps.shape[-1])
+        cover, scale = self.views.coverage(size, like=maps)[:, None], inverse(self.covered(size))
+        deviation = cover * (maps * inverse(cover) - total * scale) ** 2
         return torch.einsum("tb,tbhw->bhw", self.weights, deviation) * scale
 
     def cell_counts(self, acts: Float[Tensor, "t b k h w"]) -> Float[Tensor, "t #b h w"]:
@@ -56,20 +53,16 @@ class Alignment:
         if self.fill != "coverage":
             return column_means(self.views, size, self.fill, acts.dtype, acts.device)
         if self.same_weights is not None:
-            return constant(_counts_by_coverage, self.views, size, self.same_weights, acts.dtype, acts.device)
-        return _spread(self.views, inverse(self.covered(size)))
+            return _counts_of_same_weights(self.views, size, self.same_weights, acts.dtype, acts.device)
+        return self._counts_by_coverage(size)
+
+    def _counts_by_coverage(self, size: tuple[int, int]) -> Float[Tensor, "t #b h w"]:
+        share = inverse(self.covered(size)) / (size[0] * size[1])
+        return self.views.align_transposed(share.expand(len(self.views), *share.shape), "coverage")
 
     @property
     def _divides_by_coverage(self) -> bool:
         return self.enabled and self.fill == "coverage"
-
-    def _inverse_covered(self, planes: Float[Tensor, "t b *k h w"]) -> Float[Tensor, "#b h w"]:
-        size = (planes.shape[-2], planes.shape[-1])
-        if self.same_weights is None:
-            return inverse(self.covered(size))
-        return constant(
-            _inverse_covered, self.views, size, self.same_weights, self.weights.dtype, self.weights.device
-        )
 
 
 def contract_then_warp(
@@ -95,44 +88,9 @@ def inverse(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
     return torch.where(x > 0, 1 / x, 0)
 
 
-def _spread(views: Views, scale: Float[Tensor, "#b h w"]) -> Float[Tensor, "t #b h w"]:
-    """M_tᵀ of 1 / (cells · coverage), for each view."""
-    share = scale / (scale.shape[-2] * scale.shape[-1])
-    return views.align_transposed(share.expand(len(views), *share.shape), "coverage")
-
-
-def _covered(
-    views: Views,
-    size: tuple[int, int],
-    weights: tuple[float, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Float[Tensor, "1 h w"]:
-    of_views = torch.tensor(weights, dtype=dtype, device=device)
-    return torch.einsum("t,thw->hw", of_views, views.coverage(size, like=of_views))[None]
-
-
-def _inverse_covered(
-    views: Views,
-    size: tuple[int, int],
-    weights: tuple[float, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Float[Tensor, "1 h w"]:
-    return inverse(_covered(views, size, weights, dtype, device))
-
-
-def _counts_by_coverage(
-    views: Views,
-    size: tuple[int, int],
-    weights: tuple[float, ...],
-    dtype: torch.dtype,
-    device: torch.device,
+@constant
+def _counts_of_same_weights(
+    views: Views, size: tuple[int, int], weights: tuple[float, ...], dtype: torch.dtype, device: torch.device
 ) -> Float[Tensor, "t 1 h w"]:
-    return _spread(views, _inverse_covered(views, size, weights, dtype, device))
-
-
-def _inverse_coverage(
-    views: Views, size: tuple[int, int], dtype: torch.dtype, device: torch.device
-) -> Float[Tensor, "t H W"]:
-    return inverse(views.coverage(size, like=torch.empty(0, dtype=dtype, device=device)))
+    of_views = torch.tensor(weights, dtype=dtype, device=device)[:, None]
+    return Alignment(views, True, "coverage", of_views)._counts_by_coverage(size)

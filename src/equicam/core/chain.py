@@ -5,7 +5,7 @@ features ─combine▶ combined ─rectify▶ rectified ─upsample▶ upsampled
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -83,17 +83,13 @@ class Chain:
 
     def trace(self, start: Stage, value: Sequence[Tensor], until: Stage = "map") -> dict[Stage, Tensor]:
         """Every named plane from `start` on. Features are two tensors (acts, grads), every other stage is one."""
-        plane = self.combine(*value) if start == "features" else value[0]
-        start = "combined" if start == "features" else start
+        plane = value[0]
+        if start == "features":
+            start, plane = "combined", self.combine(*value)
         named: dict[Stage, Tensor] = {start: plane}
-        steps: dict[Stage, Callable[[Tensor], Tensor]] = {
-            "rectified": torch.relu,
-            "upsampled": self.upsample,
-            "map": unit,
-        }
+        steps: dict[Stage, Any] = {"rectified": torch.relu, "upsampled": self.upsample, "map": unit}
         for stage in STAGES[STAGES.index(start) + 1 : STAGES.index(until) + 1]:
-            plane = steps[stage](plane)
-            named[stage] = plane
+            named[stage] = plane = steps[stage](plane)
         return named
 
     def upsample(self, plane: Plane) -> Float[Tensor, "*n H W"]:

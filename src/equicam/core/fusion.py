@@ -7,10 +7,10 @@ With M_t aligning view t and weights w_t (sum 1), feature-space EquiGrad-CAM is
 Every other method stops the same chain elsewhere: `Fusion` says where views are aligned and where they are averaged.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,7 +21,7 @@ from equicam.core.alignment import Alignment, contract_then_warp
 from equicam.core.chain import STAGES, Chain, Combine, Stage, grad_cam, grad_cam_rectified, unit
 from equicam.core.views import Fill, Views, select
 from equicam.core.weights import Weigher, normalise, uniform
-from equicam.errors import EquicamError
+from equicam.errors import EquicamError, not_one_of
 
 T = TypeVar("T")
 
@@ -36,9 +36,9 @@ class Fusion:
     weigh: Weigher = uniform
 
     def __post_init__(self) -> None:
-        for name, stage in (("align_at", self.align_at), ("mean_at", self.mean_at)):
-            if stage not in STAGES and not (name == "align_at" and stage is None):
-                raise EquicamError(f"Fusion.{name}", f"one of {', '.join(STAGES)}", repr(stage), '"map"')
+        for name, stage in (("align_at", self.align_at or "map"), ("mean_at", self.mean_at)):
+            if stage not in STAGES:
+                raise not_one_of(f"Fusion.{name}", STAGES, stage, '"map"')
         if not self.views.radius:
             raise EquicamError(
                 "views", "a part of the image that all of them show", ", ".join(self.views.labels[:3]),
@@ -64,9 +64,8 @@ class ViewReadings:
     logits: Float[Tensor, "b y"] | None  # of the presented view; None without a model
     probabilities: Float[Tensor, "b y"] | None
     size: tuple[int, int]  # of the images, in pixels
-    rectify_weights: bool = (
-        False  # Grad-CAM's channel weights, as the paper's authors do behind a class token
-    )
+    # Grad-CAM's channel weights, as the paper's authors do behind a class token
+    rectify_weights: bool = False
     _computed: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def of_views(self, views: Views) -> "ViewReadings":
@@ -89,15 +88,8 @@ class ViewReadings:
 
     def chain_of_each_view(self, combine: Combine) -> dict[Stage, Tensor]:
         """Every named plane of each view's own chain."""
-        return self._once(
-            ("chain", combine), lambda: Chain(combine, self.size).trace(self.stage, self.values)
-        )
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Height and width of what was read."""
-        height, width = self.values[0].shape[-2:]
-        return height, width
+        chain = Chain(combine, self.size)
+        return self._once(("chain", combine), lambda: chain.trace(self.stage, self.values))
 
     def aligned_maps(self, combine: Combine, alignment: Alignment) -> Float[Tensor, "s b H W"]:
         """h_t: each view's own map, aligned if the alignment is enabled."""
@@ -110,8 +102,7 @@ class ViewReadings:
         """Several fusions of the same views share what they have in common."""
         if key not in self._computed:
             self._computed[key] = make()
-        found: T = self._computed[key]
-        return found
+        return cast(T, self._computed[key])
 
 
 @dataclass(frozen=True)
@@ -156,7 +147,11 @@ def fuse(readings: ViewReadings, combine: Combine, fusion: Fusion, fill: Fill) -
     if readings.rectify_weights and combine is grad_cam:
         combine = grad_cam_rectified
     chain = Chain(combine, readings.size)
-    _refuse_late_reading(readings.stage, fusion)
+    if STAGES.index(fusion.align_at or fusion.mean_at) < STAGES.index(readings.stage):
+        raise EquicamError(
+            f"a reader that starts at {readings.stage!r}", "a fusion from there on",
+            f"align_at={fusion.align_at!r}, mean_at={fusion.mean_at!r}", 'align_at="map", mean_at="map"',
+        )  # fmt: skip
     if fusion.align_at == fusion.mean_at == "features" and combine in (grad_cam, grad_cam_rectified):
         plane = contract_then_warp(alignment, *readings.values, rectify=combine is grad_cam_rectified)
         fused = chain.trace("combined", [plane], until="upsampled")
@@ -167,7 +162,8 @@ def fuse(readings: ViewReadings, combine: Combine, fusion: Fusion, fill: Fill) -
         fused = chain.trace(at, [alignment.mean(v) for v in carried], until="upsampled")
     raw = fused["map"] if fusion.mean_at == "map" else fused["upsampled"]
     # a mean taken at pixel size is pooled to the grid its views were read on
-    layer_map = fused["rectified"] if "rectified" in fused else _pool(raw, readings.grid)
+    grid = readings.values[0].shape[-2:]
+    layer_map = fused["rectified"] if "rectified" in fused else adaptive_avg_pool2d(raw, (grid[0], grid[1]))
     return FusedMap(readings, fusion.views, alignment, combine, gate, order, raw, layer_map)
 
 
@@ -181,26 +177,11 @@ def _aligned_values(
     return [alignment.align(v) for v in values]
 
 
-def _refuse_late_reading(stage: Stage, fusion: Fusion) -> None:
-    if STAGES.index(fusion.align_at or fusion.mean_at) < STAGES.index(stage):
-        raise EquicamError(
-            f"a reader that starts at {stage!r}", "a fusion from there on",
-            f"align_at={fusion.align_at!r}, mean_at={fusion.mean_at!r}", 'align_at="map", mean_at="map"',
-        )  # fmt: skip
-
-
-def _pool(raw: Float[Tensor, "b H W"], grid: Sequence[int]) -> Float[Tensor, "b h w"]:
-    return adaptive_avg_pool2d(raw, (grid[0], grid[1]))
-
-
 FLAGS = ("blank", "constant", "flipped", "none-kept", "low-coverage", "odd-size")
 
 
 def health(
-    fused: FusedMap,
-    low: Float[Tensor, " b"],
-    constant: Bool[Tensor, " b"],
-    flips: Bool[Tensor, "t b"],
+    fused: FusedMap, low: Float[Tensor, " b"], constant: Bool[Tensor, " b"], flips: Bool[Tensor, "t b"]
 ) -> Bool[Tensor, "b f"]:
     """One column for each of `FLAGS`; `low` is the raw map's minimum, `constant` whether it has no other value."""
     zero = low == 0

@@ -48,6 +48,10 @@ class Transform:
         """Whether it is a rotation or a reflection about the centre."""
         return self.key[2:] == (1.0, 0.0, 0.0)
 
+    def permutes_pixels(self, step: int) -> bool:
+        """Whether it is rigid and by a multiple of `step` degrees, those that map a grid onto itself."""
+        return self.is_rigid and self.key[0] % step == 0
+
     @property
     def is_rotation(self) -> bool:
         """Whether it is a rotation about the centre."""
@@ -89,12 +93,9 @@ class Transform:
         parts = [f"{self.degrees:g}°" + (" mirrored" if self.mirrored else "")]
         if self.scale != 1:
             parts.append(f"× {self.scale:g}")
-        shares = zip(self.shift, (("right", "left"), ("down", "up")), strict=True)
-        parts += [
-            f"shifted {100 * abs(share):g} % {names[share < 0]}"
-            for share, names in shares
-            if abs(share) > 1e-12
-        ]
+        for share, names in zip(self.shift, (("right", "left"), ("down", "up")), strict=True):
+            if abs(share) > 1e-12:
+                parts.append(f"shifted {100 * abs(share):g} % {names[share < 0]}")
         if len(parts) > 1 and self.key[:2] == (0.0, False):
             del parts[0]
         return ", ".join(parts)
@@ -103,13 +104,8 @@ class Transform:
         """Degrees for a rotation; otherwise degrees, mirrored, scale, right, down."""
         if self.is_rotation:
             return float(self.degrees)
-        return (
-            float(self.degrees),
-            self.mirrored,
-            float(self.scale),
-            float(self.shift[0]),
-            float(self.shift[1]),
-        )
+        right, down = map(float, self.shift)
+        return float(self.degrees), self.mirrored, float(self.scale), right, down
 
 
 Element = Degrees | Transform | Sequence[int | float | bool]
@@ -150,9 +146,7 @@ def margin_needed(transforms: tuple[Transform, ...], size: tuple[int, int]) -> t
             away_right, away_down = (share * min(size) for share in back.shift)
             reach_right = max(reach_right, abs(right) + abs(away_right))
             reach_down = max(reach_down, abs(down) + abs(away_down))
-    return tuple(
-        max(0, math.ceil(reach - half - 1e-6)) for reach, half in ((reach_down, rows), (reach_right, columns))
-    )  # type: ignore[return-value]
+    return max(0, math.ceil(reach_down - rows - 1e-6)), max(0, math.ceil(reach_right - columns - 1e-6))
 
 
 def inner_radius(transforms: Sequence[Transform]) -> float:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from equicam.core.alignment import Alignment
 from equicam.core.views import disc_pixels
-from equicam.errors import EquicamError
+from equicam.errors import not_one_of
 
 Region = Literal["disc", "full"]
 REGIONS: tuple[Region, ...] = get_args(Region)
@@ -24,20 +24,13 @@ def pearson(
     a: Float[Tensor, "*n i h w"], b: Float[Tensor, "*n j h w"], region: Region, radius: float = 1.0
 ) -> Float[Tensor, "*n i j"]:
     """Pearson's r over the region's pixels; 0 where either plane is constant."""
-    return standardise(pixels_in(a, region, radius)) @ standardise(pixels_in(b, region, radius)).mT
+    return standardise(pixels_in(a, region, radius))[0] @ standardise(pixels_in(b, region, radius))[0].mT
 
 
 def pixels_in(planes: Float[Tensor, "*n h w"], region: Region, radius: float = 1.0) -> Float[Tensor, "*n p"]:
-    """The region's pixels in float64, because sums over fifty thousand pixels are not exact in float32."""
-    return select_pixels(planes, region, radius).double()
-
-
-def select_pixels(
-    planes: Float[Tensor, "*n h w"], region: Region, radius: float = 1.0
-) -> Float[Tensor, "*n p"]:
     """The region's pixels of every plane; of the disc, those within a share of its radius."""
     if region not in REGIONS:
-        raise EquicamError("region", f"one of {', '.join(REGIONS)}", repr(region), '"disc"')
+        raise not_one_of("region", REGIONS, region, '"disc"')
     pixels = planes.flatten(-2)
     if region == "full":
         return pixels
@@ -45,33 +38,16 @@ def select_pixels(
     return pixels.index_select(-1, disc_pixels((planes.shape[-2], planes.shape[-1]), planes.device, radius))
 
 
-def standardise(pixels: Float[Tensor, "*n p"]) -> Float[Tensor, "*n p"]:
-    """Rows with mean 0 and norm 1; constant rows become 0."""
-    return standardise_and_flag_constant(pixels)[0]
-
-
-def standardise_and_flag_constant(
-    pixels: Float[Tensor, "*n p"],
-) -> tuple[Float[Tensor, "*n p"], Bool[Tensor, "*n"]]:
-    """Rows with mean 0 and norm 1, and which ones are constant: they become 0."""
-    centred, norm, constant = _centre(pixels)
-    return torch.where(constant, 0, centred / torch.where(constant, 1, norm)), constant[..., 0]
-
-
-def is_constant_row(pixels: Float[Tensor, "*n p"]) -> Bool[Tensor, "*n"]:
-    """Which rows have no standard deviation, so that a correlation is undefined."""
-    return _centre(pixels)[2][..., 0]
-
-
-def _centre(
-    pixels: Float[Tensor, "*n p"],
-) -> tuple[Float[Tensor, "*n p"], Float[Tensor, "*n 1"], Bool[Tensor, "*n 1"]]:
+def standardise(pixels: Float[Tensor, "*n p"]) -> tuple[Float[Tensor, "*n p"], Bool[Tensor, "*n"]]:
+    """Rows with mean 0 and norm 1 in float64, and which ones are constant, so that a correlation is undefined: they become 0."""
+    pixels = pixels.double()  # sums over fifty thousand pixels are not exact in float32
     mean = pixels.mean(-1, keepdim=True)
     centred = pixels - mean
     norm = centred.norm(dim=-1, keepdim=True)
     # norm / √p is the standard deviation; the mean of large values has a rounding error of its own
     least = (ROUNDING * mean.abs()).clamp(min=CONSTANT_BELOW)
-    return centred, norm, norm < least * math.sqrt(pixels.shape[-1])
+    constant = norm < least * math.sqrt(pixels.shape[-1])
+    return torch.where(constant, 0, centred / torch.where(constant, 1, norm)), constant[..., 0]
 
 
 def peum(aligned_maps: Float[Tensor, "t b H W"], alignment: Alignment) -> Float[Tensor, "b H W"]:
@@ -106,7 +82,7 @@ def correlate_views(
     needed. A constant map has z = 0.
     """
     views = len(aligned_maps)
-    pixels = select_pixels(aligned_maps, region, radius)
+    pixels = pixels_in(aligned_maps, region, radius)
     centred = pixels - pixels.mean(-1, keepdim=True, dtype=torch.float64).to(pixels.dtype)
     norm = torch.linalg.vector_norm(centred, dim=-1, dtype=torch.float64)
     constant = norm < CONSTANT_BELOW * pixels.shape[-1] ** 0.5

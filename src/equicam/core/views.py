@@ -8,9 +8,9 @@ views are cut from the whole, so that a rotated corner shows what is there.
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, wraps
 from itertools import groupby
-from typing import Any, Literal, get_args
+from typing import Any, Literal, ParamSpec, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -18,18 +18,24 @@ from torch import Tensor
 from torch.nn.functional import grid_sample
 
 from equicam.core.transforms import Degrees, Element, Transform, as_transform, inner_radius, presented_index
-from equicam.errors import EquicamError
+from equicam.errors import EquicamError, not_one_of
 
+P = ParamSpec("P")
 Keeper = Callable[..., Tensor]
 """(make, *args) → make(*args), or the tensor kept from an earlier call with the same arguments."""
 
 keeper: ContextVar[Keeper | None] = ContextVar("keeper", default=None)
 
 
-def constant(make: Callable[..., Tensor], *args: object) -> Tensor:
-    """make(*args), or the kept result of the same call. `args` must be hashable."""
-    keep = keeper.get()
-    return make(*args) if keep is None else keep(make, *args)
+def constant(make: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """A function whose results are kept where somebody keeps them. Its arguments are positional, and hashable."""
+
+    @wraps(make)
+    def found(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+        keep = keeper.get()
+        return make(*args, **kwargs) if keep is None else keep(make, *args, **kwargs)
+
+    return found
 
 
 Fill = Literal["reflect", "zeros", "coverage"]
@@ -40,7 +46,7 @@ FILLS: tuple[Fill, ...] = get_args(Fill)
 def as_fill(fill: str) -> Fill:
     """The fill of that name; any other name is refused."""
     if fill not in FILLS:
-        raise EquicamError("fill", f"one of {', '.join(FILLS)}", repr(fill), 'fill="reflect"')
+        raise not_one_of("fill", FILLS, fill, 'fill="reflect"')
     return fill
 
 
@@ -66,7 +72,7 @@ def crop_centre(x: Shaped[Tensor, "*m H W"], size: tuple[int, int]) -> Shaped[Te
 def transform_all(
     x: Float[Tensor, "*m H W"], elements: Sequence[Element], *, fill: Fill = "reflect"
 ) -> Float[Tensor, "a *m H W"]:
-    """Every transform of x."""
+    """Every transform of x; numbers are rotations."""
     planes = x.reshape(1, -1, *x.shape[-2:])
     return _transform(planes, [as_transform(e) for e in elements], fill).view(len(elements), *x.shape)
 
@@ -75,14 +81,7 @@ def rotate(
     x: Float[Tensor, "*m H W"], degrees: Degrees, *, fill: Fill = "reflect"
 ) -> Float[Tensor, "*m H W"]:
     """R_θ x: the content of x rotated counter-clockwise about the centre, in the same frame."""
-    return rotate_all(x, [degrees], fill=fill)[0]
-
-
-def rotate_all(
-    x: Float[Tensor, "*m H W"], angles: Sequence[Degrees], *, fill: Fill = "reflect"
-) -> Float[Tensor, "a *m H W"]:
-    """R_θ x for every angle."""
-    return transform_all(x, angles, fill=fill)
+    return transform_all(x, [degrees], fill=fill)[0]
 
 
 def rotate_each(
@@ -222,55 +221,44 @@ class Views:
 
     def coverage(self, size: tuple[int, int], *, like: Tensor) -> Float[Tensor, "t h w"]:
         """M_t 1 with zeros outside: the share of each cell that view t covers."""
-        return constant(_coverage, self, size, like.dtype, like.device)
+        return _coverage(self, size, like.dtype, like.device)
 
 
+@constant
 def disc(size: tuple[int, int], device: torch.device, radius: float = 1.0) -> Bool[Tensor, "H W"]:
     """Pixels that stay in the image at every angle: within half the shorter side of the centre, or a share of it."""
-    return constant(_disc, size, device, radius)
-
-
-def disc_pixels(size: tuple[int, int], device: torch.device, radius: float = 1.0) -> Int[Tensor, " p"]:
-    """Indices of the disc's pixels in a flattened plane."""
-    return constant(_disc_pixels, size, device, radius)
-
-
-def column_means(
-    views: Views, size: tuple[int, int], fill: Fill, dtype: torch.dtype, device: torch.device
-) -> Float[Tensor, "t 1 h w"]:
-    """c_t(q) = mean_p M_t[p,q]: the weight of cell q of view t in the mean of its aligned plane."""
-    return constant(_column_means, views, size, fill, dtype, device)
-
-
-def select(x: Shaped[Tensor, "s *m"], rows: Sequence[int]) -> Shaped[Tensor, "t *m"]:
-    """Rows of x in this order; x itself where the order is its own."""
-    if list(rows) == list(range(len(x))):
-        return x
-    return x[constant(_index, tuple(rows), x.device)]
-
-
-def _disc(size: tuple[int, int], device: torch.device, radius: float) -> Tensor:
     height, width = size
     y = torch.arange(height, dtype=torch.float64)[:, None] - (height - 1) / 2
     x = torch.arange(width, dtype=torch.float64)[None, :] - (width - 1) / 2
     return (x**2 + y**2 <= (radius * min(size) / 2) ** 2).to(device)
 
 
-def _disc_pixels(size: tuple[int, int], device: torch.device, radius: float) -> Tensor:
-    return _disc(size, device, radius).flatten().nonzero().flatten()
+@constant
+def disc_pixels(size: tuple[int, int], device: torch.device, radius: float = 1.0) -> Int[Tensor, " p"]:
+    """Indices of the disc's pixels in a flattened plane."""
+    return disc(size, device, radius).flatten().nonzero().flatten()
 
 
-def _column_means(
+@constant
+def column_means(
     views: Views, size: tuple[int, int], fill: Fill, dtype: torch.dtype, device: torch.device
-) -> Tensor:
+) -> Float[Tensor, "t 1 h w"]:
+    """c_t(q) = mean_p M_t[p,q]: the weight of cell q of view t in the mean of its aligned plane."""
     share = torch.full((len(views), 1, *size), 1 / (size[0] * size[1]), dtype=dtype, device=device)
     return views.align_transposed(share, fill)
 
 
+def select(x: Shaped[Tensor, "s *m"], rows: Sequence[int]) -> Shaped[Tensor, "t *m"]:
+    """Rows of x in this order; x itself where the order is its own."""
+    return x if list(rows) == list(range(len(x))) else x[_index(tuple(rows), x.device)]
+
+
+@constant
 def _coverage(views: Views, size: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
     return views.align(torch.ones((len(views), *size), dtype=dtype, device=device), "zeros")
 
 
+@constant
 def _index(rows: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor(rows, device=device)
 
@@ -284,14 +272,14 @@ def _transform(
     """Planes under each transform: one set of planes for all (s = 1), or one for each (s = t); of a window's size."""
     height, width = size = size or (x.shape[-2], x.shape[-1])
     as_fill(fill)
-    if min(height, width) < 2:
+    if min(size) < 2:
         raise EquicamError(
             "a rotation", "a grid of 2×2 or more", f"{height}×{width}", "a layer with a finer grid"
         )
     step = 90 if height == width else 180
     runs = [
         (exact, list(run))
-        for exact, run in groupby(range(len(transforms)), lambda t: _is_exact(transforms[t], step))
+        for exact, run in groupby(range(len(transforms)), lambda t: transforms[t].permutes_pixels(step))
     ]
     inexact = [run for exact, run in runs if not exact]
     sampled: list[Tensor] = []
@@ -308,10 +296,6 @@ def _transform(
     return pieces[0].contiguous() if len(pieces) == 1 else torch.cat(pieces)
 
 
-def _is_exact(one: Transform, step: int) -> bool:
-    return one.is_rigid and one.key[0] % step == 0
-
-
 def _exact(planes: Float[Tensor, "m H W"], one: Transform) -> Float[Tensor, "m H W"]:
     flipped = planes.flip(-2) if one.mirrored else planes
     return torch.rot90(flipped, round(one.degrees / 90) % 4, (-2, -1))
@@ -321,11 +305,12 @@ def _sample(
     x: Float[Tensor, "s m H W"], transforms: tuple[Transform, ...], fill: Fill, size: tuple[int, int]
 ) -> Float[Tensor, "t m h w"]:
     """Bilinear samples of the planes under every transform."""
-    grid = constant(_sampling_grid, transforms, size, (x.shape[-2], x.shape[-1]), x.dtype, x.device)
+    grid = _sampling_grid(transforms, size, (x.shape[-2], x.shape[-1]), x.dtype, x.device)
     padding = "reflection" if fill == "reflect" else "zeros"
     return grid_sample(x.expand(len(transforms), -1, -1, -1), grid, "bilinear", padding, align_corners=True)
 
 
+@constant
 def _sampling_grid(
     transforms: tuple[Transform, ...],
     size: tuple[int, int],

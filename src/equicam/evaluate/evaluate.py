@@ -71,7 +71,7 @@ from equicam.evaluate.loading import Load, LoadedImage, load_image, load_or_reas
 from equicam.evaluate.metrics import prediction_rows
 from equicam.evaluate.table import start_table, unreadable_rows, with_groups
 from equicam.models.images import require_one_size, stack_images
-from equicam.readers.failures import finite_images, not_finite_images
+from equicam.readers.failures import finite_images, not_finite
 from equicam.runtime.pending import send_to_host, to_device
 from equicam.shards import shard_path, write_table
 
@@ -350,7 +350,7 @@ def _to_batch(model: Model, tensors: Sequence[Float[Tensor, "c H W"]]) -> Float[
 def _require_finite(arrive: Callable[[], Mapping[str, Tensor]]) -> None:
     finite = arrive()["finite"]
     if not finite.all():
-        raise not_finite_images(finite)
+        raise not_finite(finite)
 
 
 def _add_labels(

@@ -10,14 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from equicam.core.uncertainty import (
-    Region,
-    is_constant_row,
-    pearson,
-    pixels_in,
-    standardise,
-    standardise_and_flag_constant,
-)
+from equicam.core.uncertainty import Region, pearson, pixels_in, standardise
 from equicam.core.views import disc
 
 PlanesA = Float[Tensor, "*a i h w"]
@@ -41,7 +34,7 @@ def constant_in_region(
 
     `core.chain.is_constant` compares the range of a whole plane with its largest value: whether min–max can scale it.
     """
-    return is_constant_row(pixels_in(planes, region, radius))
+    return standardise(pixels_in(planes, region, radius))[1]
 
 
 def spearman(a: PlanesA, b: PlanesB, region: Region, radius: float = 1.0) -> Matrix:
@@ -97,13 +90,13 @@ def size_of(planes: Tensor) -> tuple[int, int]:
 
 def _standardised_ranks(pixels: Float[Tensor, "*n p"]) -> tuple[Float[Tensor, "*n p"], Bool[Tensor, "*n"]]:
     """Ranks with mean 0 and norm 1, and which rows were constant; all 0 for those, whose rounding errors have no order."""
-    constant = is_constant_row(pixels)
-    return standardise(torch.where(constant[..., None], 0, ranks(pixels))), constant
+    constant = standardise(pixels)[1]
+    return standardise(torch.where(constant[..., None], 0, ranks(pixels.double())))[0], constant
 
 
 def _normalise(pixels: Float[Tensor, "*n p"]) -> tuple[Float[Tensor, "*n p"], Bool[Tensor, "*n"]]:
     """Rows of norm 1, and which were constant: they become 0."""
-    constant = is_constant_row(pixels)
+    pixels, constant = pixels.double(), standardise(pixels)[1]
     blank = constant[..., None]
     return torch.where(blank, 0, pixels / torch.where(blank, 1, pixels.norm(dim=-1, keepdim=True))), constant
 
@@ -122,11 +115,7 @@ def _ssim(a: Float[Tensor, "h w"], b: Float[Tensor, "h w"], region: Bool[Tensor,
     return mean
 
 
-_ROWS = {
-    "pearson": standardise_and_flag_constant,
-    "spearman": _standardised_ranks,
-    "cosine": _normalise,
-}
+_ROWS = {"pearson": standardise, "spearman": _standardised_ranks, "cosine": _normalise}
 """Measures that are products of rows, and the rows that each makes of pixels."""
 Rows = tuple[Tensor, Tensor]
 """Rows [*n, p], and which of them were constant [*n]; the two of a pair may differ in number."""

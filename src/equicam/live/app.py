@@ -24,7 +24,7 @@ from equicam.live.frames import (
 )
 from equicam.live.images import MAX_UPLOAD_BYTES
 from equicam.methods import METHODS
-from equicam.models.images import to_display_images
+from equicam.models.images import denormalise
 from equicam.readers.model import Model
 from equicam.readers.names import output_name
 from equicam.runs.report.facts import load_templates
@@ -135,7 +135,7 @@ def _add_routes(app: FastAPI, computer: FrameComputer, chosen: dict[str, Any]) -
     @app.get("/image/input/{id_}/{angle}")
     def rotated_input(id_: str, angle: Annotated[int, PathParameter(ge=0, lt=360)]) -> Response:
         x = rotate(computer.images.find(id_).pixels, angle)
-        return respond(encode_input(to_display_images(model, x)[0]))
+        return respond(encode_input(denormalise(x, model.mean, model.std)[0]))
 
     @app.get("/image/{key}/{kind}")
     def layer(key: str, kind: str) -> Response:

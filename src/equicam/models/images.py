@@ -17,7 +17,7 @@ from equicam.errors import EquicamError
 from equicam.images.arrow_streams import refuse_in_memory
 from equicam.images.formats import to_rgb
 from equicam.images.items import Box, open_image
-from equicam.readers.failures import finite, named_failure, not_finite
+from equicam.readers.failures import finite, finite_images, named_failure, not_finite
 from equicam.readers.model import IMAGENET_MEAN, IMAGENET_STD, Model
 
 ImageLike = Image.Image | str | Path | np.ndarray
@@ -31,7 +31,9 @@ def as_batch(model: Model | None, images: Images, *, check: bool = True) -> Floa
 
     The check for NaN and infinity waits for the device; `check=False` leaves it to the caller.
     """
-    x = images if isinstance(images, Tensor) else _load(model, images)
+    x = images
+    if not isinstance(x, Tensor):
+        x = stack_images([preprocess_image(model, image) for image in open_images(images)])
     if x.ndim != 4 or 0 in x.shape or not x.is_floating_point():
         raise EquicamError(
             "images", "a floating-point batch [b, c, H, W], 8-bit pixels, PIL images or paths",
@@ -42,7 +44,7 @@ def as_batch(model: Model | None, images: Images, *, check: bool = True) -> Floa
     x = x.to(device, torch.promote_types(dtype, torch.float32))
     x = x.detach().clone() if x.is_inference() else x.detach()
     if check and not finite(x):
-        raise not_finite(x)
+        raise not_finite(finite_images(x))
     return x
 
 
@@ -83,13 +85,8 @@ def _pixels(given: np.ndarray | Tensor) -> list[Image.Image]:
         )  # fmt: skip
     if not last or (first and not last_first and array.ndim > 2):
         batch = batch.transpose(0, 2, 3, 1)
-    return [
-        Image.fromarray(np.ascontiguousarray(one.squeeze(-1) if one.shape[-1] == 1 else one)) for one in batch
-    ]
-
-
-def _load(model: Model | None, images: Any) -> Float[Tensor, "b c H W"]:
-    return stack_images([preprocess_image(model, image) for image in open_images(images)])
+    batch = batch[..., 0] if batch.shape[-1] == 1 else batch
+    return [Image.fromarray(np.ascontiguousarray(one)) for one in batch]
 
 
 def open_images(images: Any) -> Iterator[Image.Image]:
@@ -154,9 +151,8 @@ def preprocess_image(model: Model | None, image: Image.Image) -> Float[Tensor, "
 
 def preprocessing_failure(image: Image.Image) -> AbstractContextManager[None]:
     """Names an exception out of the preprocessing of this image."""
-    return named_failure(
-        "the model's preprocessing", needs=f"to take an image of {image.width}×{image.height}"
-    )
+    needs = f"to take an image of {image.width}×{image.height}"
+    return named_failure("the model's preprocessing", needs=needs)
 
 
 def preprocessing_of(model: Model | None) -> Any:
@@ -166,20 +162,28 @@ def preprocessing_of(model: Model | None) -> Any:
 
 
 @cache
-def standard_preprocessing(resize: int, crop: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Any:
+def standard_preprocessing(
+    resize: int, crop: int, mean: tuple[float, ...], std: tuple[float, ...], interpolation: str = "bilinear"
+) -> Any:
     """Resize the short side, crop the centre, scale to [0, 1], normalise."""
-    from torchvision.transforms import v2
+    from torchvision.transforms import InterpolationMode, v2
 
-    steps = [v2.Resize(resize), v2.CenterCrop(crop), v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)]
-    return v2.Compose([*steps, v2.Normalize(mean, std)])
+    return _compose([v2.Resize(resize, InterpolationMode(interpolation)), v2.CenterCrop(crop)], mean, std)
 
 
 def training_transform(model: Model, size: int) -> Any:
     """A random resized crop and a random flip, then the scaling and normalisation of the model's preprocessing."""
     from torchvision.transforms import v2
 
-    steps = [v2.RandomResizedCrop(size, scale=(0.5, 1.0)), v2.RandomHorizontalFlip(), v2.PILToTensor()]
-    return v2.Compose([*steps, v2.ToDtype(torch.float32, scale=True), v2.Normalize(model.mean, model.std)])
+    geometry = [v2.RandomResizedCrop(size, scale=(0.5, 1.0)), v2.RandomHorizontalFlip()]
+    return _compose(geometry, model.mean, model.std)
+
+
+def _compose(geometry: list[Any], mean: tuple[float, ...], std: tuple[float, ...]) -> Any:
+    from torchvision.transforms import v2
+
+    values = [v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(mean, std)]
+    return v2.Compose([*geometry, *values])
 
 
 def input_bytes(model: Model) -> int:
@@ -243,23 +247,20 @@ class VisibleBoxes:
         return self.by_size[size]
 
 
-def to_display_images(model: Model, x: Float[Tensor, "b c H W"]) -> UInt8[np.ndarray, "b H W 3"]:
-    """Preprocessed images as 8-bit RGB: the normalisation is inverted and grey repeated over the channels."""
-    return denormalise(x, model.mean, model.std)
-
-
 def denormalise(
     x: Float[Tensor, "b c H W"], mean: Sequence[float] | None, std: Sequence[float] | None
 ) -> UInt8[np.ndarray, "b H W 3"]:
-    """The same by a normalisation; where it is not known, or of other channels, each image is scaled to its range."""
+    """Preprocessed images as 8-bit RGB: the normalisation is inverted and grey repeated over the channels.
+
+    Where it is not known, or of other channels, each image is scaled to its range.
+    """
     if mean is None or std is None or len(mean) not in (1, x.shape[1]) or len(std) not in (1, x.shape[1]):
         low, high = x.amin((1, 2, 3), keepdim=True), x.amax((1, 2, 3), keepdim=True)
         inside = (low >= 0) & (high <= 1)
         low, high = torch.where(inside, 0.0, low), torch.where(inside, 1.0, high)
         shown = (x - low) / (high - low).clamp(min=torch.finfo(x.dtype).tiny)
     else:
-        inverse = (torch.tensor(v, dtype=x.dtype, device=x.device)[:, None, None] for v in (std, mean))
-        scale, offset = inverse
+        scale, offset = (torch.tensor(v, dtype=x.dtype, device=x.device)[:, None, None] for v in (std, mean))
         shown = x * scale + offset
     images = (shown.clamp(0, 1) * 255).round().byte()
     images = images[:, :1].expand(-1, 3, -1, -1) if images.shape[1] != 3 else images

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,7 +45,7 @@ def wrap(
             "wrap",
             "a torch.nn.Module",
             type(module).__name__,
-            f"equicam.load({module!r})" if isinstance(module, str) else "the network itself",
+            f"the network itself, or equicam.load({str(module)!r})",
         )
     require_names(classes)
     module = original(module)
@@ -77,14 +76,6 @@ def require_names(classes: Sequence[str] | None) -> None:
         raise EquicamError("classes", "a list of names", repr(classes), f"classes=[{classes!r}, …]")
 
 
-@dataclass(frozen=True)
-class _SpatialOutput:
-    """A submodule with a spatial output, and the number of dimensions of that output."""
-
-    name: str
-    ndim: int
-
-
 def choose_layer(module: nn.Module, example: Tensor | None = None) -> str:
     """The last spatial layer before pooling; on tokens, the first norm of the last block.
 
@@ -97,23 +88,25 @@ def choose_layer(module: nn.Module, example: Tensor | None = None) -> str:
             f"{type(module).__name__}", "a layer with a spatial output to choose", "none of 2×2 or more",
             'wrap(module, layer="NAME")',
         )  # fmt: skip
-    if outputs[-1].ndim == 4:
-        return outputs[-1].name
-    norms = [o.name for o in outputs if o.ndim == 3 and is_block_norm(module, o.name)]
-    if not norms:
-        return outputs[-1].name
+    last, dimensions = outputs[-1]
+    norms = [name for name, ndim in outputs if ndim == 3 and is_block_norm(module, name)]
+    if dimensions == 4 or not norms:
+        return last
     block = norms[-1].rpartition(".")[0]
     return next(name for name in norms if name.rpartition(".")[0] == block)
 
 
 def spatial_layers(module: nn.Module, example: Tensor | None = None) -> list[str]:
     """The names of all layers with a spatial output, in the order they are computed."""
-    return [output.name for output in _spatial_outputs(module, example)]
+    return [name for name, _ in _spatial_outputs(module, example)]
 
 
-def _spatial_outputs(module: nn.Module, example: Tensor | None) -> list[_SpatialOutput]:
-    """Submodules with a spatial output before pooling, in the order they finish; without an example, on zeros."""
-    outputs: list[_SpatialOutput] = []
+def _spatial_outputs(module: nn.Module, example: Tensor | None) -> list[tuple[str, int]]:
+    """Submodules with a spatial output before pooling, in the order they finish, and the number of dimensions of each output.
+
+    Without an example, the module runs on zeros.
+    """
+    outputs: list[tuple[str, int]] = []
     pooled: list[Tensor] = []
     zeros = _zeros(module)
     x = zeros if example is None else example[:1].to(zeros)
@@ -123,17 +116,14 @@ def _spatial_outputs(module: nn.Module, example: Tensor | None) -> list[_Spatial
 
     def record(name: str, child: nn.Module, output: Any) -> None:
         first = output[0] if isinstance(output, tuple) and output else output
-        if (
-            not isinstance(first, Tensor)
-            or not first.is_floating_point()
-            or type(child).__name__ in _TRANSPARENT
-        ):
+        is_floating = isinstance(first, Tensor) and first.is_floating_point()
+        if not is_floating or type(child).__name__ in _TRANSPARENT:
             return
         # a container that ends in a pool returns the pool's own tensor
         if "Pool" in type(child).__name__ or any(first is p for p in pooled):
             pooled.append(first)
         elif _is_spatial(first, size, child):
-            outputs.append(_SpatialOutput(name, first.ndim))
+            outputs.append((name, first.ndim))
 
     def hook(name: str) -> Any:
         return lambda child, _inputs, output: record(name, child, output)
@@ -176,7 +166,7 @@ def head_name(module: nn.Module) -> str:
     linear: list[str] = [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
     if not linear:
         raise EquicamError(
-            f"{type(module).__name__}", "a linear layer at its end", "none", "a factory with its own head"
+            type(module).__name__, "a linear layer at its end", "none", "a factory with its own head"
         )
     return linear[-1]
 
@@ -188,12 +178,7 @@ def resize_head(module: nn.Module, classes: int) -> nn.Module:
     assert isinstance(old, nn.Linear)  # noqa: S101  # head_name returns a linear layer
     if old.out_features != classes:
         parent, _, child = name.rpartition(".")
-        replacement = nn.Linear(
-            old.in_features,
-            classes,
-            bias=old.bias is not None,
-            dtype=old.weight.dtype,
-            device=old.weight.device,
-        )
+        like: dict[str, Any] = {"dtype": old.weight.dtype, "device": old.weight.device}
+        replacement = nn.Linear(old.in_features, classes, bias=old.bias is not None, **like)
         setattr(module.get_submodule(parent), child, replacement)
     return module

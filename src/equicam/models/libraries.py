@@ -5,8 +5,9 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -48,35 +49,28 @@ class Request:
         return weights_file(self.weights)
 
     @property
-    def random(self) -> bool:
-        """Whether the weights stay random."""
-        return self.weights == RANDOM
-
-    @property
     def published(self) -> str | None:
         """The name of published weights, if `weights` is one."""
-        return None if self.weights is None or self.random or self.file else str(self.weights)
+        return None if self.weights in (None, RANDOM) or self.file else str(self.weights)
 
-    def refuse_published(self) -> None:
-        """Refuse the name of published weights where a library offers only one set."""
-        if self.published is not None:
-            raise EquicamError(
-                f"weights of {self.name!r}",
-                'an existing file or "random"',
-                repr(self.weights),
-                "its full path",
-            )
+    def build(
+        self, build: Callable[[int | None], nn.Module], published: Callable[[], nn.Module]
+    ) -> tuple[nn.Module, bool]:
+        """A classifier with the weights, and whether its classes are those of the published ones."""
+        if self.file:
+            return build_with_weights(build, self.file)
+        return build(None) if self.weights == RANDOM else published(), True
+
+    def fill(self, module: nn.Module) -> None:
+        """Copy the weights of the file, if there is one, into the module, which is then in evaluation mode."""
+        if self.file:
+            load_weights(module, read_state_dict(self.file), self.file)
+        module.eval()
 
     def wrap(self, module: nn.Module, *, layer: str | None = None, **defaults: Any) -> Model:
         """The module with the library's defaults and the caller's overrides."""
-        model = wrap(
-            module.eval(),
-            self.layer or layer,
-            layout=self.layout,
-            rectify_weights=self.rectify_weights,
-            task=self.task,
-            **defaults,
-        )
+        defaults |= {"layout": self.layout, "rectify_weights": self.rectify_weights, "task": self.task}
+        model = wrap(module.eval(), self.layer or layer, **defaults)
         return model if self.classes is None else replace(model, classes=tuple(self.classes))
 
 
@@ -107,12 +101,10 @@ class ZeroShot(nn.Module):
 
     def forward(self, x: Float[Tensor, "n c H W"]) -> Float[Tensor, "m y"]:
         """Class logits with the scale the model was trained with."""
-        image = normalize(self.vision(x), dim=-1)
-        logits: Tensor = self.scale * image @ self.text.T + self.bias
-        return logits
+        return self.scale * normalize(self.vision(x), dim=-1) @ self.text.T + self.bias
 
 
-def text_features(
+def _text_features(
     encode: Callable[[list[str]], Float[Tensor, "m d"]], classes: Sequence[str], templates: Sequence[str]
 ) -> Float[Tensor, "y d"]:
     """One unit vector per class: the normalised mean of its normalised prompts; `_` in a name reads as a space."""
@@ -125,12 +117,11 @@ def text_features(
     return normalize(torch.stack(prompts), dim=-1)
 
 
-def require_classes(name: str, classes: Sequence[str] | None) -> tuple[str, ...]:
+def _require_classes(name: str, classes: Sequence[str] | None) -> tuple[str, ...]:
     """The class names, which a zero-shot model needs."""
     if classes is None or isinstance(classes, str) or len(classes) < 2:
-        raise EquicamError(
-            f"the zero-shot model {name!r}", "two class names or more", classes, 'classes=["forest", "river"]'
-        )
+        fix = 'classes=["forest", "river"]'
+        raise EquicamError(f"the zero-shot model {name!r}", "two class names or more", classes, fix)
     return tuple(classes)
 
 
@@ -149,9 +140,8 @@ class EmbeddedNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = nn.Sequential(
-            nn.Conv2d(3, 16, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()
-        )
+        convolution = nn.Conv2d(3, 16, 3, stride=2, padding=1, bias=False)
+        self.stem = nn.Sequential(convolution, nn.BatchNorm2d(16), nn.ReLU())
         self.layer1 = _stage(16, 16, stride=1)
         self.layer2 = _stage(16, 32, stride=2)
         self.layer3 = _stage(32, 48, stride=2)
@@ -162,11 +152,10 @@ class EmbeddedNet(nn.Module):
     def forward(self, x: Float[Tensor, "b 3 H W"]) -> Float[Tensor, "m 2"]:
         """Logits of `classes`."""
         x = self.layer4(self.layer3(self.layer2(self.layer1(self.stem(x)))))
-        logits: Tensor = self.fc(self.avgpool(x).flatten(1))
-        return logits
+        return cast(Tensor, self.fc(self.avgpool(x).flatten(1)))
 
 
-class BasicBlock(nn.Module):
+class _BasicBlock(nn.Module):
     """Two 3×3 convolutions with a shortcut: the identity, or a 1×1 convolution where the shape changes."""
 
     def __init__(self, width_in: int, width: int, *, stride: int) -> None:
@@ -178,26 +167,24 @@ class BasicBlock(nn.Module):
         self.relu = nn.ReLU()
         self.downsample: nn.Module = nn.Identity()
         if stride > 1 or width_in != width:
-            self.downsample = nn.Sequential(
-                nn.Conv2d(width_in, width, 1, stride=stride, bias=False), nn.BatchNorm2d(width)
-            )
+            convolution = nn.Conv2d(width_in, width, 1, stride=stride, bias=False)
+            self.downsample = nn.Sequential(convolution, nn.BatchNorm2d(width))
 
     def forward(self, x: Float[Tensor, "b k h w"]) -> Float[Tensor, "b l i j"]:
         """ReLU(F(x) + shortcut(x))."""
         out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
-        summed: Tensor = self.relu(out + self.downsample(x))
-        return summed
+        return cast(Tensor, self.relu(out + self.downsample(x)))
 
 
 def _stage(width_in: int, width: int, *, stride: int) -> nn.Sequential:
-    return nn.Sequential(BasicBlock(width_in, width, stride=stride), BasicBlock(width, width, stride=1))
+    return nn.Sequential(_BasicBlock(width_in, width, stride=stride), _BasicBlock(width, width, stride=1))
 
 
 def from_package(request: Request) -> Model:
     """The embedded model."""
     module = EmbeddedNet()
-    if not request.random:
-        file = request.file or EMBEDDED_WEIGHTS
+    file = request.file or EMBEDDED_WEIGHTS
+    if request.weights != RANDOM:
         load_weights(module, read_state_dict(file), file)
     size, mean, std = module.image_size, module.mean, module.std
     preprocess = standard_preprocessing(size, size, mean, std)
@@ -205,6 +192,10 @@ def from_package(request: Request) -> Model:
     return request.wrap(
         module, layer="layer4", preprocess=preprocess, mean=mean, std=std, classes=module.classes
     )
+
+
+def _number_of(classes: int | None) -> dict[str, int]:
+    return {} if classes is None else {"num_classes": classes}
 
 
 def from_torchvision(request: Request) -> Model:
@@ -220,22 +211,13 @@ def from_torchvision(request: Request) -> Model:
         raise unknown_name(f"weights of {request.name}", chosen, list(offered.__members__))
     published = offered[chosen]
 
-    def build(classes: int | None = None) -> nn.Module:
-        options = {} if classes is None else {"num_classes": classes}
-        built: nn.Module = models.get_model(request.name, **options)
-        return built
+    def build(classes: int | None, **options: Any) -> nn.Module:
+        return cast(nn.Module, models.get_model(request.name, **options, **_number_of(classes)))
 
-    own_head = True
-    if request.random:
-        module = build()
-    elif request.file:
-        module, own_head = build_with_weights(build, request.file)
-    else:
-        module = from_torch_hub(
-            request.name,
-            lambda: models.get_model(request.name, weights=published),
-            file=Path(published.url).name,
-        )
+    with_published = partial(build, None, weights=published)
+    module, own_head = request.build(
+        build, lambda: from_torch_hub(request.name, with_published, file=Path(published.url).name)
+    )
     transform = published.transforms()
     defaults: dict[str, Any] = {"preprocess": transform, "mean": transform.mean, "std": transform.std}
     if own_head:
@@ -255,25 +237,15 @@ def from_timm(request: Request) -> Model:
     if tag and request.name not in timm.list_pretrained(f"{arch}.*"):
         raise unknown_name(f"weights of timm's {arch}", request.name, timm.list_pretrained(f"{arch}.*"))
 
-    def build(classes: int | None = None, *, pretrained: bool = False) -> nn.Module:
-        options = {} if classes is None else {"num_classes": classes}
-        built: nn.Module = timm.create_model(request.name, pretrained=pretrained, **options)
-        return built
+    def build(classes: int | None, *, pretrained: bool = False) -> nn.Module:
+        options: dict[str, Any] = {"pretrained": pretrained, **_number_of(classes)}
+        return cast(nn.Module, timm.create_model(request.name, **options))
 
-    own_head = True
-    if request.file:
-        module, own_head = build_with_weights(build, request.file)
-    elif request.random:
-        module = build()
-    else:
-        module = from_hf_hub(request.name, lambda: build(pretrained=True))
+    with_published = partial(build, None, pretrained=True)
+    module, own_head = request.build(build, lambda: from_hf_hub(request.name, with_published))
     if not getattr(module, "num_classes", 1):
-        raise EquicamError(
-            f"{request.name!r}",
-            "a classifier",
-            "a backbone without classes",
-            "weights=FILE with a head, or wrap",
-        )
+        got, fix = "a backbone without classes", "weights=FILE with a head, or wrap"
+        raise EquicamError(f"{request.name!r}", "a classifier", got, fix)
     config = resolve_model_data_config(module)
     subset = infer_imagenet_subset(module) if own_head else None
     defaults: dict[str, Any] = {
@@ -294,23 +266,20 @@ def from_open_clip(request: Request) -> Model:
     arch, _, tag = request.name.partition("/")
     if arch not in open_clip.list_models():
         raise unknown_name("open_clip architecture", arch, open_clip.list_models())
-    classes = require_classes(request.name, request.classes)
+    classes = _require_classes(request.name, request.classes)
     pretrained = None if request.weights else tag or None
     tags = open_clip.list_pretrained_tags_by_model(arch)
     if pretrained is not None and pretrained not in tags:  # open_clip would take it for a file
         raise unknown_name(f"weights of open_clip's {arch}", pretrained, tags)
     if pretrained is None and request.weights is None:
-        raise EquicamError(
-            f"open_clip {arch!r}", "pretrained weights", "none", " or ".join(f"{arch}/{t}" for t in tags[:3])
-        )
+        fix = " or ".join(f"{arch}/{t}" for t in tags[:3])
+        raise EquicamError(f"open_clip {arch!r}", "pretrained weights", "none", fix)
     model, _, preprocess = from_hf_hub(
         request.name, lambda: open_clip.create_model_and_transforms(arch, pretrained=pretrained)
     )
-    if request.file:
-        load_weights(model, read_state_dict(request.file), request.file)
-    model.eval()
+    request.fill(model)
     tokenize = open_clip.get_tokenizer(arch)
-    text = text_features(lambda prompts: model.encode_text(tokenize(prompts)), classes, request.templates)
+    text = _text_features(lambda prompts: model.encode_text(tokenize(prompts)), classes, request.templates)
     zero_shot = ZeroShot(model.visual, text, scale=model.logit_scale.exp(), bias=model.logit_bias)
     mean, std = model.visual.image_mean, model.visual.image_std
     return request.wrap(zero_shot, preprocess=preprocess, mean=mean, std=std)
@@ -326,40 +295,36 @@ def from_hf(request: Request) -> Model:
         processor = transformers.AutoImageProcessor.from_pretrained(request.name, **safe)
         zero_shot = hasattr(config, "text_config")
         kind = transformers.AutoModel if zero_shot else transformers.AutoModelForImageClassification
-        untrained = request.random or request.file
+        untrained = request.weights == RANDOM or request.file
         model = kind.from_config(config, **safe) if untrained else kind.from_pretrained(request.name, **safe)
         tokenizer = transformers.AutoTokenizer.from_pretrained(request.name, **safe) if zero_shot else None
         return config, processor, model, tokenizer
 
     config, processor, model, tokenizer = from_hf_hub(request.name, fetch)
-    if request.file:
-        load_weights(model, read_state_dict(request.file), request.file)
-    model.eval()
+    request.fill(model)
 
     def preprocess(image: Image.Image) -> Tensor:
-        pixels: Tensor = processor(images=image, return_tensors="pt")["pixel_values"][0]
-        return pixels
+        return cast(Tensor, processor(images=image, return_tensors="pt")["pixel_values"][0])
 
     defaults = {"preprocess": preprocess, "mean": processor.image_mean, "std": processor.image_std}
     if tokenizer is None:
         names = [str(config.id2label[i]) for i in range(config.num_labels)]
         return request.wrap(model, **defaults, classes=names)
-    classes = require_classes(request.name, request.classes)
+    classes = _require_classes(request.name, request.classes)
 
     def encode(prompts: list[str]) -> Tensor:
         tokens = tokenizer(prompts, padding="max_length", truncation=True, return_tensors="pt")
         features = model.get_text_features(**tokens)
         # some versions of transformers return the tensor, others an object that contains it
-        pooled: Tensor = features if isinstance(features, Tensor) else features.pooler_output
-        return pooled
+        return cast(Tensor, getattr(features, "pooler_output", features))
 
-    text = text_features(encode, classes, request.templates)
-    vision = HfVision(model.vision_model, getattr(model, "visual_projection", nn.Identity()))
+    text = _text_features(encode, classes, request.templates)
+    vision = _HfVision(model.vision_model, getattr(model, "visual_projection", nn.Identity()))
     scale, bias = model.logit_scale.exp(), getattr(model, "logit_bias", None)
     return request.wrap(ZeroShot(vision, text, scale=scale, bias=bias), **defaults)
 
 
-class HfVision(nn.Module):
+class _HfVision(nn.Module):
     """The image encoder of a Hugging Face CLIP model."""
 
     def __init__(self, tower: nn.Module, projection: nn.Module) -> None:
@@ -369,13 +334,11 @@ class HfVision(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Image features in the shared space."""
-        features: Tensor = self.projection(self.tower(pixel_values=x).pooler_output)
-        return features
+        return cast(Tensor, self.projection(self.tower(pixel_values=x).pooler_output))
 
 
 def _import(package: str, *, extra: str) -> Any:
     if importlib.util.find_spec(package) is None:
-        raise EquicamError(
-            "this source", f"the package {package}", "no such package here", f"pip install 'equicam[{extra}]'"
-        )
+        needs, fix = f"the package {package}", f"pip install 'equicam[{extra}]'"
+        raise EquicamError("this source", needs, "no such package here", fix)
     return importlib.import_module(package)

@@ -9,7 +9,7 @@ embedded                         the small synthetic model in the package
 """
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,14 +33,7 @@ from equicam.models.weights import load_weights, read_state_dict, stored_classes
 from equicam.readers.failures import named_failure
 from equicam.readers.layout import Layout
 from equicam.readers.model import Model, as_layout, layer_name
-from equicam.readers.names import Task, absolute_weights
-
-SOURCES: dict[str, Callable[[Request], Model]] = {
-    "timm": from_timm,
-    "open_clip": from_open_clip,
-    "hf": from_hf,
-}
-"""Libraries by the prefix of a model's name."""
+from equicam.readers.names import Task, absolute_weights, library_of
 
 
 def load(
@@ -62,34 +55,31 @@ def load(
     `wrap`.
     """
     name = str(name)
-    source, _, name_in_source = name.partition(":")
-    build: Callable[[Request], Model]
-    if ".py:" in name or name.endswith(".py"):
-        build, name_in_source = _from_factory, name
-    elif name == "embedded":
-        build, name_in_source = from_package, name
-    elif not name_in_source:
-        build, name_in_source = from_torchvision, name
-    elif source in SOURCES:
-        build = SOURCES[source]
-    else:
+    library, inner = library_of(name)
+    if library not in (LIBRARIES if ":" not in name else ("file", *PREFIXES)):
         raise EquicamError(
-            "a model's source", f"one of {', '.join(SOURCES)}, a file.py:factory or none", repr(name),
+            "a model's source", f"one of {', '.join(PREFIXES)}, a file.py:factory or none", repr(name),
             "a name that `equicam models` lists",
         )  # fmt: skip
     require_names(classes)
     request = Request(
-        name_in_source, weights, classes, tuple(templates), layer, as_layout(layout), rectify_weights, task
+        inner, weights, classes, tuple(templates), layer, as_layout(layout), rectify_weights, task
     )
-    if build is not from_torchvision:
-        request.refuse_published()
-    if request.classes is None and request.file and build not in (from_open_clip, from_hf):
+    if request.published is not None and library != "torchvision":
+        raise EquicamError(
+            f"weights of {inner!r}", 'an existing file or "random"', repr(weights), "its full path"
+        )
+    if classes is None and request.file and library not in ("open_clip", "hf"):
         request = replace(request, classes=stored_classes(request.file))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)  # random weights are the same in every call
-        model = build(request)
+        model = LIBRARIES[library](request)
     if device is not None:
-        _move(model.module, device)
+        try:
+            model.module.to(device)
+        except (RuntimeError, AssertionError) as error:
+            got = f"{device!r}: {str(error).splitlines()[0]}"
+            raise EquicamError("device", "a device torch can use here", got, "cpu") from error
     return replace(model, name=name, weights_from=absolute_weights(weights))
 
 
@@ -99,15 +89,6 @@ def list_names() -> list[str]:
     from torchvision import models
 
     return ["embedded", *models.list_models(module=models), *(f"timm:{name}" for name in timm.list_models())]
-
-
-def _move(module: nn.Module, device: str | torch.device) -> None:
-    try:
-        module.to(device)
-    except (RuntimeError, AssertionError) as error:
-        raise EquicamError(
-            "device", "a device torch can use here", f"{device!r}: {str(error).splitlines()[0]}", "cpu"
-        ) from error
 
 
 def _from_factory(request: Request) -> Model:
@@ -159,3 +140,15 @@ def _call_factory(name: str) -> tuple[str, Any]:
         raise unknown_name(f"factory in {file.name}", function, offered)
     with named_failure(f"the factory {function!r}", needs="to return a model"):
         return function, build()
+
+
+LIBRARIES = {
+    "file": _from_factory,
+    "embedded": from_package,
+    "torchvision": from_torchvision,
+    "timm": from_timm,
+    "open_clip": from_open_clip,
+    "hf": from_hf,
+}
+PREFIXES = ("timm", "open_clip", "hf")
+"""Libraries whose name stands before a colon."""

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property, partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from equicam.errors import EquicamError
+from equicam.errors import EquicamError, not_one_of
 from equicam.images.formats import LevelPixels
-from equicam.models.images import preprocess_image, preprocessing_of, visible_box
+from equicam.models.images import preprocess_image, preprocessing_of, standard_preprocessing, visible_box
 from equicam.rasters.options import Tiling
 from equicam.readers.failures import describe_failure, out_of_memory
 from equicam.readers.forward import frozen
@@ -27,6 +27,8 @@ LARGEST_VALUE = 1e6
 """Of mean and std: a manifest may have been written by anybody."""
 Size = tuple[int, int]
 """Height and width."""
+TRIED = ((640, 480), (375, 500), (256, 256), (1024, 333))
+"""Widths and heights of the images on which the table must give what the preprocessing gives."""
 
 
 @dataclass(frozen=True)
@@ -51,20 +53,20 @@ class Preprocessing:
         for name in ("mean", "std"):
             object.__setattr__(self, name, _channel_values(name, getattr(self, name)))
         if self.interpolation not in INTERPOLATIONS:
-            raise EquicamError(
-                "interpolation", f"one of {', '.join(INTERPOLATIONS)}", repr(self.interpolation), "bilinear"
-            )
+            raise not_one_of("interpolation", INTERPOLATIONS, self.interpolation, "bilinear")
 
     @property
     def transforms(self) -> list[Any]:
         """Its steps, among which the centre crop is found."""
-        steps: list[Any] = _steps(self).transforms
-        return steps
+        return cast(list[Any], self._steps.transforms)
+
+    @property
+    def _steps(self) -> Any:
+        return standard_preprocessing(self.size, self.crop, self.mean, self.std, self.interpolation)
 
     def __call__(self, image: Image.Image) -> Tensor:
         """An image as the model's input."""
-        found: Tensor = _steps(self)(image)
-        return found
+        return cast(Tensor, self._steps(image))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values that JSON keeps."""
@@ -85,15 +87,6 @@ class Preprocessing:
         return replace(model, preprocess=self, mean=self.mean, std=self.std)
 
 
-@cache
-def _steps(chosen: Preprocessing) -> Any:
-    from torchvision.transforms import InterpolationMode, v2
-
-    steps = [v2.Resize(chosen.size, InterpolationMode(chosen.interpolation)), v2.CenterCrop(chosen.crop)]
-    steps += [v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(chosen.mean, chosen.std)]
-    return v2.Compose(steps)
-
-
 def _channel_values(name: str, given: Sequence[Any]) -> tuple[float, ...]:
     values = tuple(given) * (3 if len(given) == 1 else 1)
     numbers = all(type(v) in (int, float) and abs(v) <= LARGEST_VALUE for v in values)
@@ -103,25 +96,18 @@ def _channel_values(name: str, given: Sequence[Any]) -> tuple[float, ...]:
     return tuple(float(v) for v in values)
 
 
-@dataclass(frozen=True)
-class Geometry:
-    """How a preprocessing resizes and crops."""
-
-    size: int | Size | None  # an int: of the short side; None: no resize
-    crop: Size | None  # None: no centre crop
-    interpolation: str = "bilinear"
-
-
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """A preprocessing of torchvision, timm or open_clip, read: its geometry, and what stands before and after its one crop.
+    """A preprocessing of torchvision, timm or open_clip, read: how it resizes and crops, and what it does before and after.
 
     What a preprocessing does is found out here, once: see `read_steps`.
     """
 
     whole: Any  # the preprocessing
-    geometry: Geometry | None  # None: it resizes or crops in more ways than one
-    crop: Size | None  # of the one centre crop
+    is_known: bool = False  # False: a function, or it resizes or crops in more ways than one
+    size: int | Size | None = None  # an int: of the short side; None: no resize
+    crop: Size | None = None  # of the one centre crop; None: none, or several
+    interpolation: str = "bilinear"
     before: tuple[Callable[[Any], Any], ...] = ()
     after: tuple[Callable[[Any], Any], ...] = ()
 
@@ -151,22 +137,38 @@ class Steps:
                 return False
             if uncropped is None or self.crop is None or self.crop != tuple(plain.shape[-2:]):
                 return False
-            (top, height), (left, width) = (
-                (round((length - part) / 2), part)  # where torchvision's centre crop begins
-                for length, part in zip(uncropped.shape[-2:], self.crop, strict=True)
-            )
-            if not torch.equal(uncropped[..., top : top + height, left : left + width], plain):
+            # where torchvision's centre crop begins
+            top, left = (round((uncropped.shape[axis] - self.crop[axis]) / 2) for axis in (-2, -1))
+            if not torch.equal(uncropped[..., top:, left:][..., : self.crop[0], : self.crop[1]], plain):
                 return False
         return True
 
     @cached_property
     def levels(self) -> "LevelTable | None":
         """Its table of levels; None where its steps are others, or change a pixel by more than its level."""
-        return _level_table(self)
+        if not self.is_known or self.crop is None:
+            return None
+        rng, size = np.random.default_rng(0), self.size or self.crop
+        unresized = (
+            (size, size) if isinstance(size, int) else size[::-1]
+        )  # noise that stays, with all its levels
+        sizes = (unresized, *TRIED)
+        images = [Image.fromarray(rng.integers(0, 256, (h, w, 3), dtype=np.uint8)) for w, h in sizes]
+        numbers = np.full((3, 256), np.nan, np.float32)
+        table = LevelTable(self.size, self.crop, self.interpolation, numbers)
+        try:
+            expected = [self.whole(image) for image in images]
+            for channel, levels in enumerate(table(images[0]).levels):
+                numbers[channel][levels] = expected[0][channel].numpy()
+            found = [torch.from_numpy(table(image).to_numbers()) for image in images]
+            same = all(map(torch.equal, found, expected))
+        except (Exception, SystemExit):  # noqa: BLE001  # a custom preprocessing may refuse the images with any exception
+            return None
+        return table if same and not np.isnan(numbers).any() else None
 
 
 def read_steps(preprocess: Any) -> Steps:
-    """A preprocessing, read; without geometry and crop where it is a function, or anything else than steps in a row."""
+    """A preprocessing, read; nothing is known of a function, or of anything else than steps in a row."""
     try:
         return _read_steps(preprocess)
     except TypeError:  # it cannot be a key
@@ -176,36 +178,28 @@ def read_steps(preprocess: Any) -> Steps:
 @cache
 def _read_steps(preprocess: Any) -> Steps:
     if hasattr(preprocess, "crop_size") and hasattr(preprocess, "resize_size"):  # torchvision's presets
-        size, of_preset = _one_or_pair(preprocess.resize_size), _pair(preprocess.crop_size)
-        geometry = Geometry(size, of_preset, _interpolation(preprocess))
         before, after = partial(_resize_by_preset, preprocess), partial(_finish_preset, preprocess)
-        return Steps(preprocess, geometry, of_preset, (before,), (after,))
+        size, crop = _one_or_pair(preprocess.resize_size), _pair(preprocess.crop_size)
+        return Steps(preprocess, True, size, crop, _interpolation(preprocess), (before,), (after,))
     steps = getattr(preprocess, "transforms", None)
     if not isinstance(steps, list | tuple):
-        return Steps(preprocess, None, None)
+        return Steps(preprocess)
     resizes = [step for step in steps if type(step).__name__ == "Resize"]
     crops = [i for i, step in enumerate(steps) if type(step).__name__ == "CenterCrop"]
     other = [step for step in steps if "Crop" in type(step).__name__ or "Pad" in type(step).__name__]
-    crop = _pair(steps[crops[0]].size) if len(crops) == 1 else None
-    read: Geometry | None = None
-    if len(resizes) <= 1 and len(crops) <= 1 and len(other) == len(crops):
-        read = (
-            Geometry(_one_or_pair(resizes[0].size), crop, _interpolation(resizes[0]))
-            if resizes
-            else Geometry(None, crop)
-        )
-    if crop is None:
-        return Steps(preprocess, read, None)
-    return Steps(preprocess, read, crop, tuple(steps[: crops[0]]), tuple(steps[crops[0] + 1 :]))
+    found = Steps(preprocess, len(resizes) <= 1 and len(crops) <= 1 and len(other) == len(crops))
+    if found.is_known and resizes:
+        found = replace(found, size=_one_or_pair(resizes[0].size), interpolation=_interpolation(resizes[0]))
+    if len(crops) != 1:
+        return found
+    at = crops[0]
+    return replace(found, crop=_pair(steps[at].size), before=tuple(steps[:at]), after=tuple(steps[at + 1 :]))
 
 
-def _resize_by_preset(preset: Any, image: Image.Image) -> Image.Image:
+def _resize_by_preset(preset: Any, image: Image.Image) -> Any:
     from torchvision.transforms import functional
 
-    resized: Image.Image = functional.resize(
-        image, preset.resize_size, interpolation=preset.interpolation, antialias=preset.antialias
-    )
-    return resized
+    return functional.resize(image, preset.resize_size, preset.interpolation, antialias=preset.antialias)
 
 
 def _finish_preset(preset: Any, resized: Image.Image) -> Any:
@@ -245,42 +239,33 @@ def with_preprocessing(
     """The model with another size, crop, mean or std; what is not given stays as it is. It runs once, to show that it can."""
     if (size, crop, mean, std) == (None, None, None, None):
         return model
-    own = read_steps(preprocessing_of(model)).geometry
-    own_crop = own.crop if own else None
-    if own is not None and isinstance(own.size, int) and own_crop is None and crop is None:
-        own = None  # inputs of many sizes: a crop must be given
+    own = read_steps(preprocessing_of(model))
+    # of inputs of many sizes, a crop must be given
+    known = own.is_known and not (isinstance(own.size, int) and own.crop is None and crop is None)
     if size is None:
-        size = crop if own is None else _square(own.size)
-    if crop is None:
-        crop = None if own is None else _square(own_crop or own.size)
+        size = _square(own.size) if known else crop
+    if crop is None and known:
+        crop = _square(own.crop or own.size)
     if size is None or crop is None:
         raise EquicamError(
             "preprocessing", "size and crop, because the model's own cannot be read", "one of them or none",
             "size=256 and crop=224",
         )  # fmt: skip
-    if crop > size and own is not None and _square(own_crop) == crop:
+    if crop > size and known and _square(own.crop) == crop:
         raise EquicamError("size", f"at least the model's crop, {crop}", size, f"crop={size} as well")
-    chosen = Preprocessing(
-        size, crop, model.mean if mean is None else tuple(mean), model.std if std is None else tuple(std),
-        own.interpolation if own and own.interpolation in INTERPOLATIONS else "bilinear",
-    )  # fmt: skip
-    return _checked(model, chosen)
-
-
-def _checked(model: Model, chosen: Preprocessing) -> Model:
-    """The model with that preprocessing, if it takes inputs of its size."""
-    changed = chosen.of(model)
-    x = preprocess_image(changed, Image.new("RGB", (chosen.size, chosen.size)))[None]
+    interpolation = own.interpolation if known and own.interpolation in INTERPOLATIONS else "bilinear"
+    mean, std = (model.mean if mean is None else tuple(mean)), (model.std if std is None else tuple(std))
+    changed = Preprocessing(size, crop, mean, std, interpolation).of(model)
+    x = preprocess_image(changed, Image.new("RGB", (size, size)))[None]
     try:
         with frozen(model.module), torch.no_grad():
             model.module(x.to(model.device, model.dtype))
     except (Exception, SystemExit) as error:
         if out_of_memory(error):
             raise
-        own = read_steps(preprocessing_of(model)).geometry
         raise EquicamError(
-            "crop", "a size of input that the model takes", f"{chosen.crop}: {describe_failure(error)}",
-            f"crop={own.crop[0]}" if own and own.crop else "its own, without crop",
+            "crop", "a size of input that the model takes", f"{crop}: {describe_failure(error)}",
+            f"crop={own.crop[0]}" if own.is_known and own.crop else "its own, without crop",
         ) from error  # fmt: skip
     return changed
 
@@ -291,28 +276,16 @@ def _square(size: int | Size | None) -> int | None:
 
 def preprocessing_facts(model: Model, tiling: Tiling | None = None) -> dict[str, Any]:
     """Size, crop, mean and std, and the share that the model sees of a square image and of one of 4:3; None where unknown."""
-    if tiling is not None:
-        chosen, tile = tiling.input, [tiling.tile, tiling.tile]
-        mean, std = chosen.mean or model.mean, chosen.std or model.std
-        return {
-            "size": None,
-            "crop": tile,
-            "mean": list(mean),
-            "std": list(std),
-            "sees_square": 1.0,
-            "sees_4_3": None,
-        }
-    own = read_steps(preprocessing_of(model)).geometry
-    size = None if own is None else own.size
-    crop = _input_size(model) if own is None or own.crop is None else own.crop
-    return {
-        "size": list(size) if isinstance(size, tuple) else size,
-        "crop": None if crop is None else list(crop),
-        "mean": list(model.mean),
-        "std": list(model.std),
-        "sees_square": _visible_share(model, (512, 512)),
-        "sees_4_3": _visible_share(model, (640, 480)),
-    }
+    own, mean, std = read_steps(preprocessing_of(model)), model.mean, model.std
+    size, crop = own.size, own.crop if own.is_known and own.crop else None
+    if tiling is None:
+        crop = crop or _input_size(model)
+        sees = _visible_share(model, (512, 512)), _visible_share(model, (640, 480))
+    else:
+        size, crop, sees = None, (tiling.tile, tiling.tile), (1.0, None)
+        mean, std = tiling.input.mean or mean, tiling.input.std or std
+    facts = {"size": list(size) if isinstance(size, tuple) else size, "crop": crop and list(crop)}
+    return facts | {"mean": list(mean), "std": list(std), "sees_square": sees[0], "sees_4_3": sees[1]}
 
 
 def preprocessing_sentence(facts: Mapping[str, Any], *, tiles: bool = False) -> str:
@@ -346,33 +319,19 @@ def _input_size(model: Model) -> Size | None:
 
 def _visible_share(model: Model, size: tuple[int, int]) -> float | None:
     """Of an image of this width and height, the share inside the model's input."""
-    own = read_steps(preprocessing_of(model)).geometry
-    if own is not None and own.size is not None:
-        return _cropped_share(own, size)
+    own, (width, height) = read_steps(preprocessing_of(model)), size
+    if own.size is not None:
+        rows, columns = map(float, own.size if isinstance(own.size, tuple) else (height, width))
+        if isinstance(own.size, int):
+            rows, columns = (side * own.size / min(size) for side in (rows, columns))
+        crop = own.crop or (rows, columns)
+        return round(min(crop[0], rows) * min(crop[1], columns) / (rows * columns), 3)
     try:
         x0, y0, x1, y1 = visible_box(model, size)
     except Exception:  # noqa: BLE001  # as above
         return None
-    width, height = min(x1, size[0]) - max(x0, 0), min(y1, size[1]) - max(y0, 0)
-    share = width * height / (size[0] * size[1])
+    share = (min(x1, width) - max(x0, 0)) * (min(y1, height) - max(y0, 0)) / (width * height)
     return round(share, 3) if math.isfinite(share) else None
-
-
-def _cropped_share(own: Geometry, size: tuple[int, int]) -> float:
-    """The same from the steps: the crop's share of the resized image."""
-    width, height = size
-    if isinstance(own.size, int):
-        scale = own.size / min(width, height)
-        rows, columns = height * scale, width * scale
-    else:
-        assert own.size is not None  # noqa: S101  # checked by the caller
-        rows, columns = map(float, own.size)
-    crop = own.crop or (rows, columns)
-    return round(min(crop[0], rows) * min(crop[1], columns) / (rows * columns), 3)
-
-
-TRIED = ((640, 480), (375, 500), (256, 256), (1024, 333))
-"""Widths and heights of the images on which the table must give what the preprocessing gives."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -386,36 +345,10 @@ class LevelTable:
 
     def __call__(self, image: Image.Image) -> LevelPixels:
         """An RGB image as the model's input."""
-        return LevelPixels(np.ascontiguousarray(self.resized(image).transpose(2, 0, 1)), self.numbers)
-
-    def resized(self, image: Image.Image) -> NDArray[np.uint8]:
-        """Its pixels, resized and cropped."""
         from torchvision.transforms import InterpolationMode, functional
 
         if self.size is not None:
             size = [self.size] if isinstance(self.size, int) else list(self.size)
             image = functional.resize(image, size, InterpolationMode(self.interpolation))
-        return np.asarray(functional.center_crop(image, list(self.crop)))
-
-
-def _level_table(steps: Steps) -> LevelTable | None:
-    geometry, preprocess = steps.geometry, steps.whole
-    if geometry is None or geometry.crop is None:
-        return None
-    rng = np.random.default_rng(0)
-    size = geometry.size or geometry.crop
-    unresized = (size, size) if isinstance(size, int) else size[::-1]  # noise that stays, with all its levels
-    sizes = (unresized, *TRIED)
-    images = [Image.fromarray(rng.integers(0, 256, (h, w, 3), dtype=np.uint8)) for w, h in sizes]
-    numbers = np.full((3, 256), np.nan, np.float32)
-    table = LevelTable(geometry.size, geometry.crop, geometry.interpolation, numbers)
-    try:
-        levels, expected = table(images[0]).levels, preprocess(images[0])
-        for channel in range(3):
-            numbers[channel][levels[channel]] = expected[channel].numpy()
-        same = all(
-            torch.equal(torch.from_numpy(table(image).to_numbers()), preprocess(image)) for image in images
-        )
-    except (Exception, SystemExit):  # noqa: BLE001  # a custom preprocessing may refuse the images with any exception
-        return None
-    return table if same and not np.isnan(numbers).any() else None
+        pixels = np.asarray(functional.center_crop(image, list(self.crop)))
+        return LevelPixels(np.ascontiguousarray(pixels.transpose(2, 0, 1)), self.numbers)

@@ -42,9 +42,8 @@ class Surround:
 
     whole: Float[Tensor, "c H W"]  # of the size that every rotation of the input needs
     size: tuple[int, int]  # of the input, in its middle
-    margin: tuple[
-        int, int
-    ]  # rows and columns around the input that the image has; beyond them it is reflected
+    # rows and columns around the input that the image has; beyond them it is reflected
+    margin: tuple[int, int]
 
 
 def preprocess_surround(model: Model | None, image: Image.Image) -> Surround:
@@ -72,8 +71,7 @@ def preprocess_pixels(
 def preprocess_window(model: Model | None, window: WindowPixels) -> Float[Tensor, "c H W"]:
     """A window of a raster as the model's input: values over the scale, normalised. Where there is no data, the mean."""
     values = torch.from_numpy(np.ascontiguousarray(window.values, dtype=np.float32)) / window.scale
-    mean = window.mean or (model.mean if model else IMAGENET_MEAN)
-    std = window.std or (model.std if model else IMAGENET_STD)
+    mean, std = _normalisation(model, window)
     if len(mean) != len(std) or len(mean) not in (1, len(values)):
         raise EquicamError(
             "mean and std", f"one number for each of {len(values)} bands", f"{len(mean)} and {len(std)}",
@@ -85,18 +83,19 @@ def preprocess_window(model: Model | None, window: WindowPixels) -> Float[Tensor
     return x if bool(valid.all()) else torch.where(valid, x, 0.0)
 
 
+def _normalisation(
+    model: Model | None, window: WindowPixels
+) -> tuple[tuple[int | float, ...], tuple[int | float, ...]]:
+    """Mean and standard deviation of a window's bands: its own, or else those of the model."""
+    mean = window.mean or (model.mean if model else IMAGENET_MEAN)
+    return tuple(mean), tuple(window.std or (model.std if model else IMAGENET_STD))
+
+
 def window_levels(model: Model | None, window: WindowPixels) -> LevelPixels | None:
     """A window of 8-bit values as levels; None where values are others, or some of it has no data."""
     if window.values.dtype != np.uint8 or not window.valid.all():
         return None
-    mean, std = (
-        tuple(given or of_model)
-        for given, of_model in (
-            (window.mean, model.mean if model else IMAGENET_MEAN),
-            (window.std, model.std if model else IMAGENET_STD),
-        )
-    )
-    numbers = _level_numbers(len(window.values), window.scale, mean, std)
+    numbers = _level_numbers(len(window.values), window.scale, *_normalisation(model, window))
     return LevelPixels(np.ascontiguousarray(window.values), numbers)
 
 
@@ -166,23 +165,13 @@ def surround_bytes(model: Model, context: str, tiling: Tiling | None = None) -> 
     return plain * rows * columns // (height * width)
 
 
-def crops_centre(model: Model | None) -> bool:
-    """Whether the model's preprocessing crops the centre, in a way whose margin can be used."""
-    return read_steps(preprocessing_of(model)).has_margin
-
-
 def input_size(model: Model | None) -> tuple[int, int]:
     """Height and width of the model's input, which must not depend on the image."""
-    sizes = {
-        tuple(preprocess_image(model, Image.new("RGB", size)).shape[-2:]) for size in ((512, 512), (640, 400))
-    }
+    blank = (Image.new("RGB", size) for size in ((512, 512), (640, 400)))
+    sizes = {tuple(preprocess_image(model, image).shape[-2:]) for image in blank}
     if len(sizes) > 1:
-        raise EquicamError(
-            "context",
-            "a preprocessing that brings every image to one size",
-            sorted(sizes),
-            'Recipe(context="none")',
-        )
+        needs = "a preprocessing that brings every image to one size"
+        raise EquicamError("context", needs, sorted(sizes), 'Recipe(context="none")')
     ((height, width),) = sizes
     return height, width
 

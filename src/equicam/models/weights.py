@@ -44,9 +44,8 @@ def read_state_dict(file: Path) -> dict[str, Tensor]:
         try:
             return dict(load_file(file))
         except SafetensorError as error:
-            raise EquicamError(
-                f"weights {str(file)!r}", "a whole safetensors file", error, "a fresh copy of it"
-            ) from error
+            what, needs = f"weights {str(file)!r}", "a whole safetensors file"
+            raise EquicamError(what, needs, error, "a fresh copy of it") from error
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)
     except UNREADABLE as error:
@@ -85,7 +84,7 @@ def fingerprint(module: nn.Module) -> str:
 
 
 @contextmanager
-def only_tensors() -> Iterator[None]:
+def _only_tensors() -> Iterator[None]:
     """Inside `with`, torch.load takes nothing but tensors, whoever calls it and with whatever options.
 
     torchvision loads the files of its cache without that. The switch is the process's, and only ever stricter.
@@ -95,10 +94,8 @@ def only_tensors() -> Iterator[None]:
     try:
         yield
     finally:
-        if before is None:
-            os.environ.pop(FORCE_TENSORS, None)
-        else:
-            os.environ[FORCE_TENSORS] = before
+        os.environ.pop(FORCE_TENSORS, None)
+        os.environ |= {} if before is None else {FORCE_TENSORS: before}
 
 
 def _not_tensors(file: Path, error: Exception) -> EquicamError:
@@ -158,9 +155,8 @@ def build_with_weights(build: Callable[[int | None], nn.Module], file: Path) -> 
     weights = read_state_dict(file)
     module = build(None)
     shapes = {key: value.shape for key, value in module.state_dict().items()}
-    differ = [
-        k for k, v in weights.items() if k in shapes and v.shape != shapes[k] and v.shape[1:] == shapes[k][1:]
-    ]
+    known = [(key, value.shape, shapes[key]) for key, value in weights.items() if key in shapes]
+    differ = [key for key, found, own in known if found != own and found[1:] == own[1:]]
     if differ:
         module = build(weights[differ[-1]].shape[0])
     load_weights(module, weights, file)
@@ -173,11 +169,8 @@ def load_weights(module: nn.Module, weights: dict[str, Tensor], file: Path) -> N
     # older files lack this counter of training steps, and inference does not use it
     missing = sorted(k for k in own.keys() - weights.keys() if not k.endswith("num_batches_tracked"))
     unknown = sorted(weights.keys() - own.keys())
-    shapes = [
-        f"{k} {tuple(weights[k].shape)}"
-        for k in own.keys() & weights.keys()
-        if own[k].shape != weights[k].shape
-    ]
+    known = own.keys() & weights.keys()
+    shapes = [f"{k} {tuple(weights[k].shape)}" for k in known if own[k].shape != weights[k].shape]
     if missing or unknown or shapes:
         raise EquicamError(
             f"weights {str(file)!r}", f"the tensors of {type(module).__name__}",
@@ -192,7 +185,7 @@ def from_torch_hub(name: str, build: Callable[[], nn.Module], *, file: str) -> n
     path = Path(torch.hub.get_dir()) / "checkpoints" / file
     try:
         # torch prints on stdout what it downloads; results go there, and nothing else
-        with only_tensors(), contextlib.redirect_stdout(sys.stderr):
+        with _only_tensors(), contextlib.redirect_stdout(sys.stderr):
             return build()
     except OSError as error:
         raise _absent(name, str(path), error) from error
@@ -205,21 +198,16 @@ def from_torch_hub(name: str, build: Callable[[], nn.Module], *, file: str) -> n
 def from_hf_hub(name: str, build: Callable[[], T]) -> T:
     """The result of `build` from Hugging Face's cache, or from a download; an unreachable hub fails at once."""
     try:
-        with _offline(), only_tensors():
+        with _offline(), _only_tensors():
             return build()
     except (OSError, RuntimeError) as missing:
         if not _reachable():
-            raise _absent(name, hub_cache(), missing) from missing
+            raise _absent(name, str(constants.HF_HUB_CACHE), missing) from missing
     try:
-        with only_tensors():
+        with _only_tensors():
             return build()
     except (OSError, RuntimeError) as error:
-        raise _absent(name, hub_cache(), error) from error
-
-
-def hub_cache() -> str:
-    """The folder of Hugging Face's cache."""
-    return str(constants.HF_HUB_CACHE)
+        raise _absent(name, str(constants.HF_HUB_CACHE), error) from error
 
 
 @contextmanager

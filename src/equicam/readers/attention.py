@@ -11,12 +11,11 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from equicam.errors import EquicamError
-from equicam.readers.failures import Check, model_failure
+from equicam.readers.failures import Check, module_failure
 from equicam.readers.forward import Captured, Forward, Network, frozen, run_module
 from equicam.readers.gradients import class_logit
 from equicam.readers.layout import Layout
 from equicam.readers.logits import at_least_float32, read_output
-from equicam.readers.model import Model
 from equicam.readers.reading import Reader, Reading, Targets
 
 Attention = Float[Tensor, "n heads N N"]
@@ -80,11 +79,8 @@ class Recorder(TorchFunctionMode):
             )  # fmt: skip
         logits = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
         if attn_mask is not None:
-            logits = (
-                logits.masked_fill(~attn_mask, -torch.inf)
-                if attn_mask.dtype == torch.bool
-                else logits + attn_mask
-            )
+            is_bool = attn_mask.dtype == torch.bool
+            logits = logits.masked_fill(~attn_mask, -torch.inf) if is_bool else logits + attn_mask
         with torch._C.DisableTorchFunction():  # recorded below, not by __torch_function__
             attention = logits.softmax(-1)
         self._last = attention
@@ -92,7 +88,7 @@ class Recorder(TorchFunctionMode):
         return attention @ value
 
 
-def record_attention(network: Network, x: Float[Tensor, "n c H W"], *, gradients: bool) -> Forward:
+def _record_attention(network: Network, x: Float[Tensor, "n c H W"], *, gradients: bool) -> Forward:
     """Every block's attention [n, heads, N, N], in order, and its gradient on request."""
     with frozen(network.model.module), torch.set_grad_enabled(gradients):
         with Recorder() as recorder:
@@ -113,11 +109,13 @@ def record_attention(network: Network, x: Float[Tensor, "n c H W"], *, gradients
         return at_least_float32(attention.detach()).reshape(len(x), -1, tokens, tokens)
 
     def gradient(direction: Float[Tensor, "n y"]) -> tuple[Captured, tuple[Check, ...]]:
-        with model_failure(network.model, tuple(x.shape)):
+        with module_failure(network.model.module, tuple(x.shape), network.model.name):
             grads = torch.autograd.grad(found.logits, recorded, direction, materialize_grads=True)
         return tuple(by_head(g) for g in grads), ()
 
     return Forward(
+        network=network,
+        x=x,
         captured=tuple(by_head(a) for a in recorded),
         logits=found.logits.detach(),
         probabilities=None if found.probabilities is None else found.probabilities.detach(),
@@ -126,22 +124,18 @@ def record_attention(network: Network, x: Float[Tensor, "n c H W"], *, gradients
     )
 
 
-def read_rollout(
-    network: Network, x: Float[Tensor, "n c H W"], forward: Forward, _targets: Targets
-) -> Reading:
+def _read_rollout(forward: Forward, _targets: Targets) -> Reading:
     """Attention rollout: the class token's row of Π_l rows((Ā_l + I)/2), later blocks on the left; no class in it."""
     blocks = forward.captured
-    eye = torch.eye(blocks[0].shape[-1], dtype=blocks[0].dtype, device=x.device)
-    flow = eye.expand(len(x), -1, -1)
+    eye = torch.eye(blocks[0].shape[-1], dtype=blocks[0].dtype, device=blocks[0].device)
+    flow = eye.expand(len(forward.x), -1, -1)
     for attention in blocks:
         mixed = (attention.mean(1) + eye) / 2
         flow = mixed / mixed.sum(-1, keepdim=True) @ flow
-    return Reading("rectified", (_patches(network.model, flow, x),))
+    return Reading("rectified", (_patches(forward, flow),))
 
 
-def read_transformer_attribution(
-    network: Network, x: Float[Tensor, "n c H W"], forward: Forward, targets: Targets
-) -> Reading:
+def _read_transformer_attribution(forward: Forward, targets: Targets) -> Reading:
     """Gradient × attention: C_l = mean_heads (∂y_c/∂A_l ⊙ A_l)⁺, R ← R + C_l R from R = I; the class token's row.
 
     This is the later, generic method without relevance propagation, which is what the paper ran. The original method
@@ -149,21 +143,20 @@ def read_transformer_attribution(
     """
     blocks = forward.captured
     gradients, checks = forward.gradient(class_logit(forward.logits, targets.classes))
-    size = blocks[0].shape[-1]
-    relevance = torch.eye(size, dtype=blocks[0].dtype, device=x.device).expand(len(x), -1, -1)
+    eye = torch.eye(blocks[0].shape[-1], dtype=blocks[0].dtype, device=blocks[0].device)
+    relevance = eye.expand(len(forward.x), -1, -1)
     for attention, gradient in zip(blocks, gradients, strict=True):
         relevance = relevance + (attention * gradient).relu().mean(1) @ relevance
-    return Reading("rectified", (_patches(network.model, relevance, x),), checks)
+    return Reading("rectified", (_patches(forward, relevance),), checks)
 
 
-ROLLOUT = Reader(read_rollout, forward=partial(record_attention, gradients=False))
-TRANSFORMER_ATTRIBUTION = Reader(
-    read_transformer_attribution, forward=partial(record_attention, gradients=True)
-)
+ROLLOUT = Reader(_read_rollout, partial(_record_attention, gradients=False))
+TRANSFORMER_ATTRIBUTION = Reader(_read_transformer_attribution, partial(_record_attention, gradients=True))
 
 
-def _patches(model: Model, flow: Float[Tensor, "n N N"], x: Tensor) -> Float[Tensor, "n h w"]:
+def _patches(forward: Forward, flow: Float[Tensor, "n N N"]) -> Float[Tensor, "n h w"]:
     """The class token's row over the patches, as a grid."""
+    model, x = forward.network.model, forward.x
     wanted = model.layout if model.layout is not None and model.layout.kind == "tokens" else Layout("tokens")
     layout = wanted.resolve((len(x), flow.shape[-1], 1), (x.shape[-2], x.shape[-1]))
     row = flow[:, 0] if layout.prefix else flow.mean(1)

@@ -6,7 +6,7 @@ Checks of values are returned as data: each evaluation synchronises, so the call
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from equicam.errors import EquicamError, ModelError, error_text
-from equicam.readers.model import Model
 
 PACKAGE = Path(__file__).parents[1]
 OURS_AND_TORCH = (f"{PACKAGE}/", f"{Path(torch.__file__).parent}/", "<")
@@ -23,8 +22,11 @@ INSTALLED = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "purelib
 
 
 @contextmanager
-def named_failure(what: str, *, needs: str) -> Iterator[None]:
-    """Any exception becomes a ModelError that names it and the line of code; running out of memory stays what it is."""
+def named_failure(what: str, *, needs: str, or_else: str = "") -> Iterator[None]:
+    """Any exception becomes a ModelError that names it and the line of code; running out of memory stays what it is.
+
+    `or_else` is something else to try.
+    """
     try:
         yield
     except EquicamError:
@@ -32,34 +34,27 @@ def named_failure(what: str, *, needs: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:  # not KeyboardInterrupt
         if out_of_memory(error):
             raise
-        raise _named(error, what, needs) from error
-
-
-def model_failure(model: Model, shape: tuple[int, ...]) -> AbstractContextManager[None]:
-    """The same for a pass of the model on inputs of this shape; an input with other channels than its own is named as that."""
-    return module_failure(model.module, shape, model.name)
+        fix = "mending it there" if _failure_place(error) else "mending its cause"
+        fix += f", or {or_else}" if or_else else ""
+        raise ModelError(what, needs, describe_failure(error), fix) from error
 
 
 @contextmanager
 def module_failure(
     module: nn.Module, shape: tuple[int, ...], name: str | None = None, *, or_else: str = ""
 ) -> Iterator[None]:
-    """The same for a module that may have no name; `or_else` is something else to try."""
-    name = name or type(module).__name__
+    """The same for a pass of a module on inputs of this shape; other channels than its own are named as that."""
+    what, channels = f"the model {name or type(module).__name__!r}", input_channels(module)
     try:
-        yield
-    except EquicamError:
-        raise
-    except (Exception, SystemExit) as error:  # not KeyboardInterrupt
-        if out_of_memory(error):
+        with named_failure(what, needs=f"to run on inputs {shape}", or_else=or_else):
+            yield
+    except ModelError as error:
+        if channels in (None, shape[1]):
             raise
-        channels = input_channels(module)
-        if channels is not None and channels != shape[1]:
-            raise EquicamError(
-                f"the model {name!r}", f"inputs with {_count(channels)}", f"{_count(shape[1])} (images are read as RGB)",
-                "preprocess= of equicam.wrap that makes them, or --tile with --bands for rasters",
-            ) from error  # fmt: skip
-        raise _named(error, f"the model {name!r}", f"to run on inputs {shape}", or_else) from error
+        raise EquicamError(
+            what, f"inputs with {_count(channels)}", f"{_count(shape[1])} (images are read as RGB)",
+            "preprocess= of equicam.wrap that makes them, or --tile with --bands for rasters",
+        ) from error.__cause__  # fmt: skip
 
 
 def input_channels(module: nn.Module) -> int | None:
@@ -70,11 +65,11 @@ def input_channels(module: nn.Module) -> int | None:
 def describe_failure(error: BaseException) -> str:
     """Type, first lines and place of an exception."""
     text = " ".join(error_text(error).split())
-    place = failure_place(error)
+    place = _failure_place(error)
     return f"{type(error).__name__}{f': {text[:300]}' if text else ''}{f' ({place})' if place else ''}"
 
 
-def failure_place(error: BaseException) -> str | None:
+def _failure_place(error: BaseException) -> str | None:
     """FILE:LINE of the innermost call in the caller's code, or else in a library's that is neither ours nor torch."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{_relative(error.filename)}:{error.lineno}"
@@ -96,12 +91,6 @@ def out_of_memory(error: BaseException) -> bool:
     return cause is not None
 
 
-def _named(error: BaseException, what: str, needs: str, or_else: str = "") -> ModelError:
-    fix = "mending it there" if failure_place(error) else "mending its cause"
-    fix += f", or {or_else}" if or_else else ""
-    return ModelError(what, needs, describe_failure(error), fix)
-
-
 def _relative(path: str) -> str:
     try:
         return str(Path(path).relative_to(Path.cwd()))
@@ -109,7 +98,7 @@ def _relative(path: str) -> str:
         return path
 
 
-def _count(channels: int) -> str:
+def _count(channels: int | None) -> str:
     return f"{channels} channel{'s' if channels != 1 else ''}"
 
 
@@ -144,13 +133,8 @@ def finite_images(x: Float[Tensor, "b c H W"]) -> Bool[Tensor, " b"]:
     return x.abs().flatten(1).amax(1) < torch.inf
 
 
-def not_finite(x: Float[Tensor, "b c H W"]) -> EquicamError:
-    """The error for a batch that has NaN or infinity in it."""
-    return not_finite_images(finite_images(x))
-
-
-def not_finite_images(passed: Bool[Tensor, " b"]) -> EquicamError:
-    """The same, by which images are finite."""
+def not_finite(passed: Bool[Tensor, " b"]) -> EquicamError:
+    """The error for a batch with NaN or infinity, by which images are finite."""
     bad = (~passed).nonzero().flatten().tolist()
     return EquicamError("images", "finite pixels", f"NaN or infinity in image {bad}", "leaving it out")
 

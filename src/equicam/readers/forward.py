@@ -8,7 +8,7 @@ from one thread at a time.
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from equicam.errors import EquicamError
-from equicam.readers.failures import Check, model_failure, raise_failed
+from equicam.readers.failures import Check, module_failure, raise_failed
 from equicam.readers.layout import Layout, channels_of, infer
 from equicam.readers.logits import Logits, at_least_float32, read_output
 from equicam.readers.model import Model
@@ -61,6 +61,8 @@ def no_gradient(_direction: Float[Tensor, "n y"]) -> tuple[Captured, tuple[Check
 class Forward:
     """One forward pass of n views."""
 
+    network: Network
+    x: Float[Tensor, "n c H W"]
     captured: Captured  # (features [n, k, h, w],), or the attention of every block
     logits: Float[Tensor, "n y"]
     probabilities: Float[Tensor, "n y"] | None  # None: outputs are values
@@ -78,7 +80,7 @@ def capture_layer(network: Network, x: Float[Tensor, "n c H W"]) -> Forward:
     """Logits, the target layer's features, and the gradient of the logits with respect to the features."""
     model, count, shape = network.model, len(x), tuple(x.shape)
     with network.frozen(), torch.enable_grad():
-        output, features, differentiable = (network.run or run_eagerly)(network, x)
+        output, features, differentiable = (network.run or _run_eagerly)(network, x)
         features = _first(features, count)
         layout = layer_layout(model, features, (x.shape[-2], x.shape[-1]))
         found = read_output(model, output, count=len(differentiable))
@@ -90,12 +92,14 @@ def capture_layer(network: Network, x: Float[Tensor, "n c H W"]) -> Forward:
                 f"layer {model.layer!r}", "the class logits to depend on it with gradient", "logits cut off from it",
                 "a layer outside the model's own no_grad or detach",
             )  # fmt: skip
-        with model_failure(model, shape):
+        with module_failure(model.module, shape, model.name):
             (grad,) = torch.autograd.grad(logits, differentiable, direction, materialize_grads=True)
         grad = _first(grad, count)
         return (at_least_float32(layout.planes(grad)),), _check_patches(model, grad, layout)
 
     return Forward(
+        network=network,
+        x=x,
         captured=(at_least_float32(layout.planes(features.detach())),),
         logits=logits.detach(),
         probabilities=None if found.probabilities is None else _first(found.probabilities, count).detach(),
@@ -108,7 +112,7 @@ def capture_layer(network: Network, x: Float[Tensor, "n c H W"]) -> Forward:
 def read_layer(network: Network, x: Float[Tensor, "n c H W"]) -> Forward:
     """Logits and features of an eager pass, without their gradient."""
     found = capture_layer(Network(network.model, network.autocast), x)
-    return Forward(found.captured, found.logits, found.probabilities, checks=found.checks)
+    return replace(found, network=network, gradient=no_gradient, rectify_weights=False)
 
 
 def predict(network: Network, x: Float[Tensor, "n c H W"]) -> Logits:
@@ -126,11 +130,11 @@ def run_module(network: Network, x: Float[Tensor, "n c H W"]) -> Any:
     if prefers_channels_last(network.model.module):
         x = x.contiguous(memory_format=torch.channels_last)
     autocast = torch.autocast(x.device.type, dtype=network.autocast) if network.autocast else nullcontext()
-    with model_failure(network.model, tuple(x.shape)), autocast:
+    with module_failure(network.model.module, tuple(x.shape), network.model.name), autocast:
         return network.model.module(x)
 
 
-def run_eagerly(network: Network, x: Float[Tensor, "n c H W"]) -> LayerRun:
+def _run_eagerly(network: Network, x: Float[Tensor, "n c H W"]) -> LayerRun:
     """One eager pass with the layer's output replaced by a leaf."""
     with layer_outputs(network.model) as outputs:
         output = run_module(network, x)
@@ -146,10 +150,8 @@ def layer_outputs(model: Model) -> Iterator[list[Tensor]]:
     def cut(_module: nn.Module, _inputs: Any, output: Any) -> Any:
         first = output[0] if isinstance(output, tuple) else output
         if not isinstance(first, Tensor) or not first.is_floating_point():
-            raise EquicamError(
-                f"layer {model.layer!r}", "a floating-point tensor as output", type(first).__name__,
-                "a layer that returns its features",
-            )  # fmt: skip
+            needs, got = "a floating-point tensor as output", type(first).__name__
+            raise EquicamError(f"layer {model.layer!r}", needs, got, "a layer that returns its features")
         # clone before and after, so that no in-place operation on the layer's input or output reaches the leaf
         leaf = first.detach().clone().requires_grad_()
         leaves.append(leaf)
@@ -251,26 +253,19 @@ def _check_patches(model: Model, grad: Tensor, layout: Layout) -> tuple[Check, .
     """Behind a class token, patches must still reach the logits."""
     if not layout.prefixed:
         return ()
-    # booleans and a name: a check outlives the pass, and must keep neither its gradients nor the network alive
-    layer, any_token, any_patch = model.layer, grad.any(), grad[:, layout.prefix :].any()
+    # booleans and texts: a check outlives the pass, and must keep neither its gradients nor the network alive
+    any_token, any_patch = grad.any(), grad[:, layout.prefix :].any()
 
-    def dead_head() -> EquicamError:
-        return EquicamError(
-            "the model's head", "weights that are not all zero", "a gradient of exactly zero at every token",
-            "trained or re-initialised head weights",
-        )  # fmt: skip
-
-    def dead_patches() -> EquicamError:
-        return EquicamError(
-            f"layer {layer!r}", "patch tokens that still reach the class logits",
-            "a gradient of exactly zero at every patch (after the last attention only the class token does)",
-            "the last block's first LayerNorm",
-        )  # fmt: skip
-
-    return (
-        Check(lambda: any_token, dead_head),
-        Check(lambda: any_patch, dead_patches),
-    )
+    dead_head = EquicamError(
+        "the model's head", "weights that are not all zero", "a gradient of exactly zero at every token",
+        "trained or re-initialised head weights",
+    )  # fmt: skip
+    dead_patches = EquicamError(
+        f"layer {model.layer!r}", "patch tokens that still reach the class logits",
+        "a gradient of exactly zero at every patch (after the last attention only the class token does)",
+        "the last block's first LayerNorm",
+    )  # fmt: skip
+    return Check(lambda: any_token, lambda: dead_head), Check(lambda: any_patch, lambda: dead_patches)
 
 
 WIDEST_LAYERS = 64

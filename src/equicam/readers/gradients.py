@@ -12,7 +12,7 @@ from torch.nn.functional import interpolate
 from equicam.core.chain import Chain, Combine, grad_cam_pp, weighted
 from equicam.errors import EquicamError
 from equicam.readers.failures import raise_failed
-from equicam.readers.forward import Forward, Network, capture_layer, frozen, read_layer, run_module
+from equicam.readers.forward import Forward, capture_layer, frozen, read_layer, run_module
 from equicam.readers.logits import read_output
 from equicam.readers.reading import Reader, Reading, Targets
 
@@ -59,82 +59,63 @@ Objective = Callable[[Float[Tensor, "n y"], Int[Tensor, " n"]], Float[Tensor, "n
 """(presented logits, target) → the direction in logit space whose gradient is read."""
 
 
-def read_gradients(
-    _network: Network,
-    _x: Float[Tensor, "n c H W"],
-    forward: Forward,
-    targets: Targets,
-    *,
-    objective: Objective = class_logit,
-) -> Reading:
+def _read_gradients(forward: Forward, targets: Targets, *, objective: Objective = class_logit) -> Reading:
     """A_n and g_n = ∂(objective · logits)/∂A_n at the model's layer, [n, k, h, w] each."""
     logits = forward.logits if targets.presented_logits is None else targets.presented_logits
     (grads,), checks = forward.gradient(objective(logits, targets.classes))
     return Reading("features", (forward.features, grads), checks)
 
 
-def read_features(
-    _network: Network, _x: Float[Tensor, "n c H W"], forward: Forward, _targets: Targets
-) -> Reading:
+def _read_features(forward: Forward, _targets: Targets) -> Reading:
     """Features alone, for combines that use no gradient; the features stand in for it."""
     return Reading("features", (forward.features, forward.features))
 
 
-GRADIENTS = Reader(read_gradients, one_pass=True)
-FEATURES = Reader(read_features, forward=read_layer, one_pass=True)
+GRADIENTS = Reader(_read_gradients, one_pass=True)
+FEATURES = Reader(_read_features, forward=read_layer, one_pass=True)
 
 
 def gradients_of(objective: Objective) -> Reader:
     """Gradients of another objective than the target's logit."""
-    return Reader(partial(read_gradients, objective=objective), one_pass=True)
+    return Reader(partial(_read_gradients, objective=objective), one_pass=True)
 
 
 def smooth_grad_cam_pp(
-    network: Network,
-    x: Float[Tensor, "n c H W"],
     forward: Forward,
     targets: Targets,
     *,
     copies: int = 50,
     sigma: float = 0.15,
-    seed: int = 42,
     combine: Combine = grad_cam_pp,
 ) -> Reading:
     """Mean over copies of unit(Grad-CAM++ of x + ε), ε ~ N(0, σ²) in preprocessed units.
 
-    The noise depends on seed and copy alone, so an image's map does not depend on its batch.
+    The noise depends on the copy alone, so an image's map does not depend on its batch.
     """
+    x = forward.x
     chain = Chain(combine, (x.shape[-2], x.shape[-1]))
     total = torch.zeros((len(x), *x.shape[-2:]), dtype=forward.logits.dtype, device=x.device)
     checks = []
     for copy in range(copies):
-        noisy = x + sigma * _noise(copy, tuple(x.shape[1:]), seed).to(x)
-        noisy_forward = capture_layer(network, noisy)
-        reading = read_gradients(network, noisy, noisy_forward, targets)
-        checks += [*noisy_forward.checks, *reading.checks]
+        noisy = x + sigma * _noise(copy, tuple(x.shape[1:])).to(x)
+        found = capture_layer(forward.network, noisy)
+        reading = _read_gradients(found, targets)
+        checks += [*found.checks, *reading.checks]
         total += chain.trace("features", reading.values)["map"]
     return Reading("rectified", (total / copies,), tuple(checks))
 
 
-def _noise(copy: int, shape: tuple[int, ...], seed: int) -> Tensor:
-    generator = torch.Generator("cpu").manual_seed(seed * 100_003 + copy)
+def _noise(copy: int, shape: tuple[int, ...]) -> Tensor:
+    generator = torch.Generator("cpu").manual_seed(42 * 100_003 + copy)
     return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
 
 
-def opti_cam(
-    network: Network,
-    x: Float[Tensor, "n c H W"],
-    forward: Forward,
-    targets: Targets,
-    *,
-    steps: int = 100,
-    rate: float = 0.1,
-) -> Reading:
+def opti_cam(forward: Forward, targets: Targets, *, steps: int = 100, rate: float = 0.1) -> Reading:
     """Σ_k softmax(β)_k A_k, β from Adam that raises y_c(x ⊙ S), S = unit(upsample(Σ_k softmax(β)_k A_k)).
 
     All images are optimised at once. Adam works element by element, so images do not affect each other.
     """
-    acts = forward.features
+    network, x, acts = forward.network, forward.x, forward.features
     beta = torch.zeros(acts.shape[:2], dtype=acts.dtype, device=acts.device, requires_grad=True)
     adam = torch.optim.Adam([beta], lr=rate)
     with frozen(network.model.module), torch.enable_grad():

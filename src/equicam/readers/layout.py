@@ -27,9 +27,7 @@ class Layout:
         if self.kind == "nhwc":
             return output.permute(0, 3, 1, 2)
         if self.grid is None or self.prefix is None:
-            raise EquicamError(
-                "a token layout", "prefix and grid", self, "Layout.resolve on the layer's output"
-            )
+            raise EquicamError("a token layout", "prefix and grid", self, "Layout.resolve on its output")
         return output[:, self.prefix :].transpose(1, 2).reshape(len(output), -1, *self.grid)
 
     @property
@@ -47,22 +45,18 @@ class Layout:
         if grid is None:
             found = _token_grid(shape[1], size, prefix)
             if found is None:
+                needs = f"patches that tile an image of {size[0]}×{size[1]}"
+                fix = 'layout=Layout("tokens", prefix=1, grid=(14, 14)) with your numbers'
                 raise EquicamError(
-                    f"the grid of {shape[1]} tokens",
-                    f"patches that tile an image of {size[0]}×{size[1]}",
-                    f"an output of shape {shape}",
-                    'layout=Layout("tokens", prefix=1, grid=(14, 14)) with your numbers',
+                    f"the grid of {shape[1]} tokens", needs, f"an output of shape {shape}", fix
                 )
             prefix, grid = found
         if prefix is None:
             prefix = shape[1] - grid[0] * grid[1]
-        if prefix < 0 or prefix + grid[0] * grid[1] != shape[1]:
-            raise EquicamError(
-                f"a grid of {grid[0]}×{grid[1]} behind {prefix} prefix tokens",
-                f"{prefix + grid[0] * grid[1]} tokens",
-                shape[1],
-                "another prefix or grid",
-            )
+        tokens = prefix + grid[0] * grid[1]
+        if prefix < 0 or tokens != shape[1]:
+            what = f"a grid of {grid[0]}×{grid[1]} behind {prefix} prefix tokens"
+            raise EquicamError(what, f"{tokens} tokens", shape[1], "another prefix or grid")
         return Layout("tokens", prefix, grid)
 
 

@@ -52,18 +52,15 @@ def read_output(model: Model, output: Any, *, count: int) -> Logits:
         return _read_value(model.value, output, count)
     found = _find(output)
     if found is None or found.ndim not in (1, 2) or len(found) != count or not found.is_floating_point():
-        shape = f"{type(output).__name__}" if found is None else f"a tensor {tuple(found.shape)}"
+        shape = type(output).__name__ if found is None else f"a tensor {tuple(found.shape)}"
         raise EquicamError(
             "the model's output", f"class logits [{count}, classes], alone or in a tuple or dict", shape,
             "target=lambda y: …, a value per image of what the model returns, or a module that returns its logits",
         )  # fmt: skip
-    logits = at_least_float32(found)
-    values = logits.detach()
-    finite_logits = Check(lambda: finite(values), _not_finite)
-    logits = logits.reshape(count, -1)
+    logits = at_least_float32(found).reshape(count, -1)
     if model.task == "regression":
-        return Logits(logits, None, (finite_logits,))
-    checks = (finite_logits, *_check_not_probabilities(logits, labels=model.is_multilabel))
+        return Logits(logits, None, _check_finite(logits))
+    checks = _check_finite(logits) + _check_not_probabilities(logits, labels=model.is_multilabel)
     _refuse_number_of_outputs(model, logits.shape[1])
     if logits.shape[1] == 1:
         pair = torch.cat((-logits, logits), 1)
@@ -75,23 +72,17 @@ def _read_value(value: OutputFunction, output: Any, count: int) -> Logits:
     """The caller's function of the output, as a regression with one output."""
     with named_failure("target", needs="a function that runs on what the model returns"):
         found = value(output)
-    if (
-        not isinstance(found, Tensor)
-        or found.shape not in ((count,), (count, 1))
-        or not found.is_floating_point()
-    ):
-        got = (
-            f"a {str(found.dtype).removeprefix('torch.')} tensor {tuple(found.shape)}"
-            if isinstance(found, Tensor)
-            else type(found).__name__
-        )
+    is_floating = isinstance(found, Tensor) and found.is_floating_point()
+    if not is_floating or found.shape not in ((count,), (count, 1)):
+        got = type(found).__name__
+        if isinstance(found, Tensor):
+            got = f"a {str(found.dtype).removeprefix('torch.')} tensor {tuple(found.shape)}"
         raise EquicamError(
             "target", f"a function that returns one floating-point value per image, [{count}]", got,
             "a mean over the other axes, as in target=lambda y: y[:, 3].mean((1, 2))",
         )  # fmt: skip
     logits = at_least_float32(found).reshape(count, 1)
-    values = logits.detach()
-    return Logits(logits, None, (Check(lambda: finite(values), _not_finite),))
+    return Logits(logits, None, _check_finite(logits))
 
 
 def _refuse_number_of_outputs(model: Model, outputs: int) -> None:
@@ -124,20 +115,18 @@ def _check_not_probabilities(logits: Float[Tensor, "n y"], *, labels: bool = Fal
             return (values < 0).any() | ((values.sum(1) - 1).abs() > SUMS_TO_ONE_WITHIN).any()
 
         return (Check(passes, _probabilities),)
-    node = logits.grad_fn
-    while node is not None and node.name().startswith(
-        ("Squeeze", "Unsqueeze", "View", "Reshape", "Select", "ToCopy")
-    ):
+    node, copies = logits.grad_fn, ("Squeeze", "Unsqueeze", "View", "Reshape", "Select", "ToCopy")
+    while node is not None and node.name().startswith(copies):
         node = node.next_functions[0][0]
     if node is not None and node.name().startswith("Sigmoid"):
         raise _probabilities()
     return ()
 
 
-def _not_finite() -> EquicamError:
-    return EquicamError(
-        "the model's output", "finite class logits", "NaN or infinity", "dtype=None or other weights"
-    )
+def _check_finite(logits: Float[Tensor, "n y"]) -> tuple[Check, ...]:
+    values, fix = logits.detach(), "dtype=None or other weights"
+    error = EquicamError("the model's output", "finite class logits", "NaN or infinity", fix)
+    return (Check(lambda: finite(values), lambda: error),)
 
 
 def _probabilities() -> EquicamError:
@@ -149,18 +138,12 @@ def _probabilities() -> EquicamError:
 
 def _find(output: Any) -> Tensor | None:
     """The tensor of logits in a module's output, if there is exactly one candidate."""
-    if isinstance(output, Tensor):
-        return output
-    named = [output[k] for k in ("logits", "out") if k in output] if isinstance(output, Mapping) else []
-    named = named or [getattr(output, "logits", None)]
-    if isinstance(named[0], Tensor):
-        return named[0]
-    items: list[Any] = []
-    if isinstance(output, Mapping):
-        items = list(output.values())
-    elif isinstance(output, tuple | list):
-        items = list(output)
+    named = output if isinstance(output, Mapping) else {}
+    found = named.get("logits", named.get("out", getattr(output, "logits", output)))
+    if isinstance(found, Tensor):
+        return found
+    items = output if isinstance(output, tuple | list) else named.values()
     tensors = [item for item in items if isinstance(item, Tensor) and item.ndim in (1, 2)]
     tensors = [t for t in tensors if t.ndim == 2] or tensors
     # by convention a tuple has its logits first; a dict has no first
-    return tensors[0] if tensors and (len(tensors) == 1 or not isinstance(output, Mapping)) else None
+    return tensors[0] if tensors and (len(tensors) == 1 or not named) else None

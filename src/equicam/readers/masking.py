@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from equicam.core.chain import unit, weighted
-from equicam.core.views import constant
-from equicam.errors import EquicamError
+from equicam.errors import not_one_of
 from equicam.readers.forward import Forward, Network, predict, views_that_fit
-from equicam.readers.logits import at_least_float32, require_probabilities
+from equicam.readers.logits import Logits, at_least_float32, require_probabilities
 from equicam.readers.reading import Reading, Targets
 
 Scores = MutableMapping[str, Tensor]
@@ -49,7 +48,7 @@ def remember_masked_scores(module: nn.Module | None = None, scores: Scores | Non
         _memory.reset(token)
 
 
-def memory_of(network: Network, x: Float[Tensor, "c H W"], target: int) -> Remembered:
+def _memory_of(network: Network, x: Float[Tensor, "c H W"], target: int) -> Remembered:
     """The scores of one image and class: by this function they are computed once, where they are to be remembered."""
     memory = _memory.get()
     if memory is None:
@@ -77,13 +76,7 @@ RISE_CELLS = 7  # the side of RISE's coarse grid, as the paper's authors have it
 
 
 def score_cam(
-    network: Network,
-    x: Float[Tensor, "n c H W"],
-    forward: Forward,
-    targets: Targets,
-    *,
-    weigh: Weighing = "softmax",
-    channels: int | None = None,
+    forward: Forward, targets: Targets, *, weigh: Weighing = "softmax", channels: int | None = None
 ) -> Reading:
     """Σ_k w_k A_k with s_k the target's probability on x ⊙ unit(upsample(A_k)).
 
@@ -93,8 +86,8 @@ def score_cam(
     `probability`: w = s_k, their Score-CAM-80 with `channels=80`, the largest by |mean activation|.
     """
     if weigh not in get_args(Weighing):
-        raise EquicamError("weigh", f"one of {', '.join(get_args(Weighing))}", repr(weigh), 'weigh="softmax"')
-    acts = forward.features
+        raise not_one_of("weigh", get_args(Weighing), weigh, 'weigh="softmax"')
+    network, x, acts = forward.network, forward.x, forward.features
     probabilities = require_probabilities(forward.probabilities, "score-cam")
     by_logits = weigh == "softmax_of_logits"
     rows = []
@@ -105,14 +98,16 @@ def score_cam(
 
         def score(i: int = i, target: int = target, chosen: Tensor = chosen) -> Tensor:
             masked = (x[i] * _masks(acts[i, some], x) for some in _batches(network, chosen, x))
-            return torch.cat(
-                [_class_score(network, one, target, "score-cam", by_logits=by_logits) for one in masked]
-            )
+            found = [predict(network, one) for one in masked]
+            return torch.cat([f.logits[:, target] if by_logits else _probability(f, target) for f in found])
 
-        scores = memory_of(network, x[i], target)(("score-cam", count, by_logits), score)
+        scores = _memory_of(network, x[i], target)(("score-cam", count, by_logits), score)
         weights = torch.zeros_like(acts[i, :, 0, 0])
-        full = probabilities[i, target]
-        weights[chosen] = _channel_weights(scores, weigh, full=full).to(weights.dtype)
+        if weigh == "relu_minus_full_image":
+            scores = (scores - probabilities[i, target]).relu()
+        elif weigh != "probability":
+            scores = scores.softmax(0)
+        weights[chosen] = scores.to(weights.dtype)
         rows.append(weights)
     return Reading("combined", (weighted(acts, torch.stack(rows)),))
 
@@ -126,51 +121,32 @@ def _batches(network: Network, masks: Tensor, x: Tensor) -> Sequence[Tensor]:
     return masks.tensor_split(-(-len(masks) // most))
 
 
+def _probability(found: Logits, target: int) -> Float[Tensor, " m"]:
+    assert found.probabilities is not None  # noqa: S101  # the images as they are have some
+    return found.probabilities[:, target]
+
+
 def _masks(planes: Float[Tensor, "k h w"], x: Tensor) -> Float[Tensor, "k 1 H W"]:
     large = interpolate(planes[:, None], x.shape[-2:], mode="bilinear", align_corners=False)
     return unit(large).to(x.dtype)
 
 
-def _class_score(
-    network: Network, masked: Float[Tensor, "m c H W"], target: int, method: str, *, by_logits: bool = False
-) -> Float[Tensor, " m"]:
-    found = predict(network, masked)
-    if by_logits:
-        return found.logits[:, target]
-    return require_probabilities(found.probabilities, method)[:, target]
-
-
-def _channel_weights(
-    scores: Float[Tensor, " k"], weigh: Weighing, *, full: Float[Tensor, ""]
-) -> Float[Tensor, " k"]:
-    if weigh == "relu_minus_full_image":
-        return (scores - full).relu()
-    return scores if weigh == "probability" else scores.softmax(0)
-
-
-def rise(
-    network: Network,
-    x: Float[Tensor, "n c H W"],
-    forward: Forward,
-    targets: Targets,
-    *,
-    masks: int = 8000,
-    seed: int = 42,
-) -> Reading:
+def rise(forward: Forward, targets: Targets, *, masks: int = 8000, seed: int = 42) -> Reading:
     """RISE: Σ_m s_m m / Σ_m m, s_m the target's probability on x ⊙ m; the same masks for every image and view."""
-    dtype = forward.logits.dtype
+    network, x, dtype = forward.network, forward.x, forward.logits.dtype
+    require_probabilities(forward.probabilities, "rise")
     grids, shifts = rise_grids(masks, (x.shape[-2], x.shape[-1]), seed)
     total = torch.zeros((len(x), *x.shape[-2:]), dtype=dtype, device=x.device)
     mass = torch.zeros_like(total[0])
     classes: list[int] = targets.classes.tolist()
-    memories = [memory_of(network, image, target) for image, target in zip(x, classes, strict=True)]
+    memories = [_memory_of(network, image, target) for image, target in zip(x, classes, strict=True)]
     for some in _batches(network, torch.arange(masks, device="cpu"), x):
         shown = _enlarge(grids[some], shifts[some].tolist(), x).to(dtype)
         mass += shown.sum(0)
         for i in range(len(x)):
 
             def score(i: int = i, shown: Tensor = shown) -> Tensor:
-                return _class_score(network, x[i] * shown[:, None].to(x.dtype), classes[i], "rise")
+                return _probability(predict(network, x[i] * shown[:, None].to(x.dtype)), classes[i])
 
             scores = memories[i](("rise", masks, seed, int(some[0]), len(some)), score)
             total[i] += torch.einsum("m,mhw->hw", scores, shown)
@@ -179,28 +155,17 @@ def rise(
 
 def rise_grids(count: int, size: tuple[int, int], seed: int) -> tuple[Tensor, Tensor]:
     """The paper's random stream: all Bernoulli(½) grids first, then for each mask its shift along x and along y."""
-    return constant(_random_grids, count, size, seed), constant(_random_shifts, count, size, seed)
-
-
-def _random_grids(count: int, _size: tuple[int, int], seed: int) -> Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).random((count, RISE_CELLS, RISE_CELLS)) < 0.5)
-
-
-def _random_shifts(count: int, size: tuple[int, int], seed: int) -> Tensor:
     rng = np.random.default_rng(seed)
-    rng.random((count, RISE_CELLS, RISE_CELLS))
-    cells = [side // RISE_CELLS + 1 for side in size]
-    shifts = [(int(rng.integers(0, cells[1])), int(rng.integers(0, cells[0]))) for _ in range(count)]
-    return torch.tensor(shifts, device="cpu")
+    grids = rng.random((count, RISE_CELLS, RISE_CELLS)) < 0.5
+    shifts = rng.integers(0, [side // RISE_CELLS + 1 for side in reversed(size)], (count, 2))
+    return torch.from_numpy(grids), torch.from_numpy(shifts)
 
 
 def _enlarge(grids: Tensor, shifts: Sequence[Sequence[int]], x: Tensor) -> Float[Tensor, "m H W"]:
     """Grids enlarged by one cell more than needed and cropped at their shifts."""
     height, width = x.shape[-2:]
     large = ((RISE_CELLS + 1) * (height // RISE_CELLS + 1), (RISE_CELLS + 1) * (width // RISE_CELLS + 1))
-    smooth = interpolate(at_least_float32(grids[:, None].to(x)), large, mode="bilinear", align_corners=False)[
-        :, 0
-    ]
-    return torch.stack(
-        [m[dy : dy + height, dx : dx + width] for m, (dx, dy) in zip(smooth, shifts, strict=True)]
-    )
+    coarse = at_least_float32(grids[:, None].to(x))
+    smooth = interpolate(coarse, large, mode="bilinear", align_corners=False)[:, 0]
+    cropped = [m[dy : dy + height, dx : dx + width] for m, (dx, dy) in zip(smooth, shifts, strict=True)]
+    return torch.stack(cropped)

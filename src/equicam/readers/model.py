@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from equicam.errors import EquicamError
+from equicam.errors import EquicamError, not_one_of
 from equicam.rasters.options import Input
-from equicam.readers.layout import Layout
+from equicam.readers.layout import Kind, Layout
 from equicam.readers.names import Task
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -40,9 +40,7 @@ class Model:
     def __post_init__(self) -> None:
         if self.task is not None and self.task not in get_args(Task):
             close = difflib.get_close_matches(str(self.task), get_args(Task), n=1, cutoff=0.0)
-            raise EquicamError(
-                "task", f"one of {', '.join(get_args(Task))}", repr(self.task), f'task="{close[0]}"'
-            )
+            raise not_one_of("task", get_args(Task), self.task, f'task="{close[0]}"')
 
     def __repr__(self) -> str:
         named = type(self.module).__name__ if self.name is None else f"{self.name!r}"
@@ -102,9 +100,7 @@ def layer_name(module: nn.Module, layer: str | nn.Module) -> str:
         return found[0]
     if layer not in names:
         close = difflib.get_close_matches(str(layer), names, n=3, cutoff=0.5) or list(names)[-3:]
-        raise EquicamError(
-            "layer", "the name of a submodule", repr(layer), " or ".join(repr(n) for n in close)
-        )
+        raise EquicamError("layer", "the name of a submodule", repr(layer), " or ".join(map(repr, close)))
     return layer
 
 
@@ -112,7 +108,7 @@ def as_layout(layout: Layout | str | None) -> Layout | None:
     """A layout given by its kind or whole; None leaves it to the layer's output."""
     if layout is None or isinstance(layout, Layout):
         return layout
-    if layout in ("nchw", "nhwc", "tokens"):
+    if layout in get_args(Kind):
         return Layout(layout)  # type: ignore[arg-type]
     raise EquicamError("layout", "nchw, nhwc, tokens or a Layout", repr(layout), 'layout="nchw"')
 

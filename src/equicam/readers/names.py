@@ -26,13 +26,20 @@ def absolute_weights(weights: str | Path | None) -> str | None:
     return str(file.absolute()) if file else None if weights is None else str(weights)
 
 
+def library_of(name: str) -> tuple[str, str]:
+    """The library that a model's name is of, and its name there: "file", "embedded", "torchvision" or what stands before a colon."""
+    if ".py:" in name or name.endswith(".py"):
+        return "file", name
+    library, colon, inner = name.partition(":")
+    return (library, inner) if colon else ("embedded" if name == "embedded" else "torchvision", name)
+
+
 def is_library_model(name: str) -> bool:
     """Whether the name can only be one of a list that a library publishes: no file, no folder, no repository of a hub."""
-    library, colon, rest = name.partition(":")
-    inner = rest if colon else name
+    library, inner = library_of(name)
     if library == "open_clip":
         inner = inner.replace("/", "", 1)  # its names have a tag behind a slash
-    listed = not colon or library in ("timm", "open_clip")
+    listed = ":" not in name or library in ("timm", "open_clip")
     return listed and bool(inner) and ".py" not in name and not set(inner) & {"/", "\\", ":"}
 
 
@@ -63,9 +70,9 @@ def class_index(target: int | str | None, classes: Sequence[str] | None, what: s
         return target
     if not isinstance(target, str):
         raise EquicamError(what, "a class by name or number", type(target).__name__, f"{what}=3")
-    found = [index for index, name in enumerate(classes or ()) if name == target] or [
-        index for index, name in enumerate(classes or ()) if name.lower() == target.lower()
-    ]
+    known = list(enumerate(classes or ()))
+    found = [index for index, name in known if name == target]
+    found = found or [index for index, name in known if name.lower() == target.lower()]
     if len(found) > 1:  # ImageNet has two cranes
         raise EquicamError(
             what, "one class", f"{target!r}, the name of classes {', '.join(map(str, found))}",
@@ -75,20 +82,15 @@ def class_index(target: int | str | None, classes: Sequence[str] | None, what: s
         return found[0]
     if target.isdecimal():
         return int(target)
-    close = _closest(target, classes or ())
+    # up to three names that have this one as a word or are like it, whatever the case of their letters
+    lower = {name.lower(): name for name in classes or ()}
+    having = [name for name in lower if target.lower() in name.replace("-", " ").split()]
+    alike = [name for name in get_close_matches(target.lower(), lower, n=3, cutoff=0.3) if name not in having]
+    close = [lower[name] for name in (having + alike)[:3]]
     needs = (
         "a class of the model, by name or number"
         if classes
         else "the number of a class: there are no class names"
     )
-    raise EquicamError(
-        what, needs, repr(target), " or ".join(map(repr, close)) or "a number, or wrap(…, classes=[…])"
-    )
-
-
-def _closest(target: str, classes: Sequence[str]) -> list[str]:
-    """Up to three names that have this one as a word or are like it, whatever the case of their letters."""
-    lower = {name.lower(): name for name in classes}
-    having = [name for name in lower if target.lower() in name.replace("-", " ").split()]
-    close = [name for name in get_close_matches(target.lower(), lower, n=3, cutoff=0.3) if name not in having]
-    return [lower[name] for name in (having + close)[:3]]
+    fix = " or ".join(map(repr, close)) or "a number, or wrap(…, classes=[…])"
+    raise EquicamError(what, needs, repr(target), fix)

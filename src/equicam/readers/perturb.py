@@ -1,6 +1,7 @@
 """Explanations from altered features: the trunk runs on one image, the head on many variants of its features."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -21,43 +22,36 @@ from equicam.readers.forward import (
     views_that_fit,
 )
 from equicam.readers.layout import Layout, is_block_norm
-from equicam.readers.logits import Logits, at_least_float32, read_output, require_probabilities
+from equicam.readers.logits import Logits, read_output, require_probabilities
 from equicam.readers.reading import Reading, Targets
 
 VARIANT_BYTES = 256 * 2**20
 """Memory for the variants of one image in one run of the head."""
-MakeVariants = Callable[[Tensor], Tensor]
-"""Indices of variants → those variants of one image's features."""
+MakeVariants = Callable[[Tensor, Layout, Tensor], Tensor]
+"""(one image's features, their layout, indices) → those variants of the features."""
 
 
-def ablation_cam(
-    network: Network, x: Float[Tensor, "n c H W"], _forward: Forward, targets: Targets
-) -> Reading:
+def ablation_cam(forward: Forward, targets: Targets) -> Reading:
     """Σ_k w_k A_k with w_k = (y_c − y_c without channel k) / |y_c|.
 
     The original divides by y_c itself, which inverts the map where a logit is negative.
     """
 
-    def without_channels(features: Tensor, layout: Layout) -> tuple[int, MakeVariants]:
+    def without_channels(features: Tensor, layout: Layout, rows: Tensor) -> Tensor:
         axis = 1 if layout.kind == "nchw" else features.ndim - 1
-        count = features.shape[axis]
-        keep = 1 - torch.eye(count, dtype=features.dtype, device=features.device)
-        keep = keep.view(count, *(count if a == axis else 1 for a in range(1, features.ndim)))
-        return count, lambda rows: features * keep[rows]
+        keep = (torch.arange(features.shape[axis], device=rows.device) != rows[:, None]).to(features.dtype)
+        return features * keep.view(len(rows), *(-1 if a == axis else 1 for a in range(1, features.ndim)))
 
-    acts, logits, _ = _predict_variants(network, x, without_channels)
-    chosen = logits.gather(2, targets.classes[:, None, None].expand(-1, logits.shape[1], 1))[..., 0]
-    weights = (chosen[:, :1] - chosen[:, 1:]) / chosen[:, :1].abs()
+    acts, classes = forward.features, targets.classes[:, None]
+    found = _predict_variants(forward, acts.shape[1], without_channels)
+    whole = forward.logits.gather(1, classes)
+    without = found.logits.gather(1, classes.repeat_interleave(acts.shape[1], 0)).view(acts.shape[:2])
+    weights = (whole - without) / whole.abs()
     return Reading("combined", (weighted(acts, weights.to(acts.dtype)),))
 
 
 def recipro_cam(
-    network: Network,
-    x: Float[Tensor, "n c H W"],
-    _forward: Forward,
-    targets: Targets,
-    *,
-    mask: Literal["one-hot", "gaussian"] = "one-hot",
+    forward: Forward, targets: Targets, *, mask: Literal["one-hot", "gaussian"] = "one-hot"
 ) -> Reading:
     """The target's probability when the features of one position alone are kept, for every position.
 
@@ -67,38 +61,30 @@ def recipro_cam(
     """
     if mask not in ("one-hot", "gaussian"):
         raise EquicamError("mask", "one-hot or gaussian", repr(mask), 'mask="one-hot"')
+    h, w = forward.features.shape[-2:]
 
-    def single_positions(features: Tensor, layout: Layout) -> tuple[int, MakeVariants]:
-        planes = layout.planes(features)
-        h, w = planes.shape[-2:]
-        spread = torch.eye(h * w, dtype=features.dtype, device=features.device).view(h * w, 1, h, w)
+    def single_positions(features: Tensor, layout: Layout, rows: Tensor) -> Tensor:
+        spread = (
+            (torch.arange(h * w, device=rows.device) == rows[:, None]).to(features.dtype).view(-1, 1, h, w)
+        )
         if mask == "gaussian":
             line = torch.tensor([1.0, 2.0, 1.0], dtype=features.dtype, device=features.device)
             spread = conv2d(spread, torch.outer(line, line)[None, None] / 16, padding=1)
-        own = planes[0].flatten(1).T[:, :, None, None]  # each position's features
+        own = layout.planes(features)[0].flatten(1).T  # each position's features
+        kept: Tensor = own[rows][:, :, None, None] * spread
+        if layout.kind == "tokens":
+            prefix = features[:, : layout.prefix].expand(len(rows), -1, -1)
+            return torch.cat((prefix, kept.flatten(2).transpose(1, 2)), 1)
+        return kept if layout.kind == "nchw" else kept.permute(0, 2, 3, 1)
 
-        def make(rows: Tensor) -> Tensor:
-            kept: Tensor = own[rows] * spread[rows]
-            if layout.kind == "tokens":
-                prefix = features[:, : layout.prefix].expand(len(rows), -1, -1)
-                return torch.cat((prefix, kept.flatten(2).transpose(1, 2)), 1)
-            return kept if layout.kind == "nchw" else kept.permute(0, 2, 3, 1)
-
-        return h * w, make
-
-    acts, _, found = _predict_variants(network, x, single_positions, block_input=True)
-    probabilities = require_probabilities(found, "recipro-cam")
-    index = targets.classes[:, None, None].expand(-1, probabilities.shape[1] - 1, 1)
-    chosen = probabilities[:, 1:].gather(2, index)[..., 0]
-    return Reading("rectified", (chosen.view(len(x), *acts.shape[-2:]),))
+    found = _predict_variants(forward, h * w, single_positions, block_input=True)
+    probabilities = require_probabilities(found.probabilities, "recipro-cam")
+    chosen = probabilities.gather(1, targets.classes.repeat_interleave(h * w)[:, None])
+    return Reading("rectified", (chosen.view(-1, h, w),))
 
 
-def predict_from(
-    network: Network,
-    x: Float[Tensor, "r c H W"],
-    vary: Callable[[Tensor], Tensor],
-    *,
-    block_input: bool = False,
+def _predict_from(
+    network: Network, x: Float[Tensor, "r c H W"], vary: Callable[[Tensor], Tensor], *, block_input: bool
 ) -> Logits:
     """Logits of one image (or rows of it) with the target layer's output passed through `vary`.
 
@@ -149,77 +135,37 @@ def predict_from(
 
 
 def _predict_variants(
-    network: Network,
-    x: Float[Tensor, "n c H W"],
-    variants: Callable[[Tensor, Layout], tuple[int, MakeVariants]],
-    *,
-    block_input: bool = False,
-) -> tuple[Float[Tensor, "n k h w"], Float[Tensor, "n m y"], Float[Tensor, "n m y"] | None]:
-    """Each image's features; logits and probabilities of them as they are (first) and of every variant."""
-    acts: list[Tensor] = []
-    logits, probabilities = [], []
-    for image in torch.split(x, 1):
-        known: list[tuple[int, int]] = []  # how many variants there are, how many fit one run
-
-        def vary(
-            features: Tensor, start: int, stop: int | None, known: list[tuple[int, int]] = known
-        ) -> Tensor:
-            features = features[:1]
-            layout = layer_layout(network.model, features, (x.shape[-2], x.shape[-1]))
-            count, make = variants(features, layout)
-            if not known:
-                acts.append(at_least_float32(layout.planes(features)))
-                known.append((count, max(1, VARIANT_BYTES // (features.numel() * features.element_size()))))
-            stop = min(count, known[0][1]) if stop is None else stop
-            made = make(torch.arange(start, stop, device=features.device))
-            return torch.cat((features, made)) if start == 0 else made
-
-        found = [_run_head(network, image, vary, 0, None, block_input)]
-        count, fitting = known[0]
-        found += [
-            _run_head(network, image, vary, start, min(count, start + fitting), block_input)
-            for start in range(min(count, fitting), count, fitting)
-        ]
-        logits.append(torch.cat([f.logits for f in found]))
-        probabilities += [one for one in (_cat_probabilities(found),) if one is not None]
-    return torch.cat(acts), torch.stack(logits), torch.stack(probabilities) if probabilities else None
-
-
-def _run_head(
-    network: Network,
-    image: Float[Tensor, "1 c H W"],
-    vary: Callable[[Tensor, int, int | None], Tensor],
-    start: int,
-    stop: int | None,
-    block_input: bool,
+    forward: Forward, count: int, make: MakeVariants, *, block_input: bool = False
 ) -> Logits:
-    """The head on variants `start` to `stop`; the whole network where the head cannot take more rows than the trunk."""
-    sizes: list[int] = []
+    """Logits and probabilities [n · variants, y] of every variant of each image's features, as many at once as fit."""
+    network, x = forward.network, forward.x
+    fitting = max(1, VARIANT_BYTES // forward.features[0].nbytes)
 
-    def vary_all(features: Tensor) -> Tensor:
-        made = vary(features, start, stop)
-        sizes.append(len(made))
-        return made
+    def run_head(image: Float[Tensor, "1 c H W"], rows: Tensor) -> list[Logits]:
+        reached = False
 
-    try:
-        return predict_from(network, image, vary_all, block_input=block_input)
-    except torch.OutOfMemoryError:
-        raise
-    except (ModelError, RuntimeError):
-        if not sizes:  # it failed before the layer, so not because of the number of rows
+        def vary(features: Tensor, rows: Tensor) -> Tensor:
+            nonlocal reached
+            reached = True
+            features = features[:1]
+            return make(features, layer_layout(network.model, features, (x.shape[-2], x.shape[-1])), rows)
+
+        try:
+            return [_predict_from(network, image, partial(vary, rows=rows), block_input=block_input)]
+        except torch.OutOfMemoryError:
             raise
+        except (ModelError, RuntimeError):
+            if not reached:  # it failed before the layer, so not because of the number of rows
+                raise
+        # the head cannot take more rows than the trunk: the whole network runs on copies of the image
         found = []
-        for rows in torch.split(torch.arange(sizes[0], device=image.device), views_that_fit(image)):
+        for some in torch.split(rows, views_that_fit(image)):
+            copies = image.expand(len(some), -1, -1, -1)
+            found.append(_predict_from(network, copies, partial(vary, rows=some), block_input=block_input))
+        return found
 
-            def vary_rows(features: Tensor, rows: Tensor = rows) -> Tensor:
-                return vary_all(features)[rows]
-
-            copies = image.expand(len(rows), -1, -1, -1)
-            found.append(predict_from(network, copies, vary_rows, block_input=block_input))
-        logits = torch.cat([f.logits for f in found])
-        return Logits(logits, _cat_probabilities(found), checks=())
-
-
-def _cat_probabilities(found: list[Logits]) -> Float[Tensor, "m y"] | None:
+    pieces = torch.split(torch.arange(count, device=x.device), fitting)
+    found = [one for image in torch.split(x, 1) for rows in pieces for one in run_head(image, rows)]
+    logits = torch.cat([f.logits for f in found])
     known = [f.probabilities for f in found if f.probabilities is not None]
-    return torch.cat(known) if known else None
+    return Logits(logits, torch.cat(known) if known else None, checks=())

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from inspect import signature
+from operator import itemgetter
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -34,7 +36,7 @@ class Reading:
 
 
 Read = Callable[..., Reading]
-"""(network, views, their forward pass, targets) → what enters the chain; without a model the first and third are None."""
+"""(forward pass of the views, targets) → what enters the chain; without a model the views themselves come first."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,9 @@ class Reader:
     """A forward pass of the views, and what is read once their target class is known."""
 
     read: Read
-    forward: Callable[[Network, Float[Tensor, "n c H W"]], Forward] | None = (
-        capture_layer  # None: sees no model
-    )
-    one_pass: bool = (
-        False  # every view goes through the network once, so views of many images may share a batch
-    )
+    forward: Callable[[Network, Float[Tensor, "n c H W"]], Forward] | None = capture_layer  # None: no model
+    # every view goes through the network once, so views of many images may share a batch
+    one_pass: bool = False
 
 
 def without_gradient(read: Read) -> Reader:
@@ -60,65 +59,48 @@ Explainer = Callable[[Float[Tensor, "n c H W"], Int[Tensor, " n"]], Tensor]
 
 def external(fn: Any) -> Reader:
     """A reader of the explainer's own maps; it sees no model of ours."""
-    return Reader(partial(read_external, fn), forward=None)
+    return Reader(partial(_read_external, fn), forward=None)
 
 
-def read_external(
-    fn: Any, _network: None, x: Float[Tensor, "n c H W"], _forward: None, targets: Targets
-) -> Reading:
+def _read_external(fn: Any, x: Float[Tensor, "n c H W"], targets: Targets) -> Reading:
     """The explainer's own maps, signed values included: [n, h, w], or [n, c, h, w] summed over channels."""
     with torch.enable_grad():  # explainers may differentiate, whatever the caller computes in
-        found: Any = as_explainer(fn)(x, targets.classes)
+        found: Any = _as_explainer(fn)(x, targets.classes)
     found = getattr(found, "map", found)  # an Explanation of ours
     if not isinstance(found, Tensor) or found.ndim not in (3, 4) or len(found) != len(x):
-        got = f"{tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-        raise EquicamError(
-            "an explainer", f"maps [{len(x)}, h, w] as a tensor", got, "torch.as_tensor on its result"
-        )
+        got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        needs = f"maps [{len(x)}, h, w] as a tensor"
+        raise EquicamError("an explainer", needs, got, "torch.as_tensor on its result")
     planes = at_least_float32(found.detach().to(x.device))
     if not finite(planes):
-        raise EquicamError(
-            "an explainer", "finite maps", "NaN or infinity in them", "torch.nan_to_num on its result"
-        )
+        got, fix = "NaN or infinity in them", "torch.nan_to_num on its result"
+        raise EquicamError("an explainer", "finite maps", got, fix)
     return Reading("rectified", (planes.sum(1) if planes.ndim == 4 else planes,))
 
 
-def as_explainer(found: Any) -> Explainer:
+def _as_explainer(found: Any) -> Explainer:
     """A callable `(x, target) → map` for a peer's object, recognised by its attributes; a callable is returned as is."""
-    if hasattr(found, "attribute"):  # captum
-        return partial(_captum, found)
+    if hasattr(
+        found, "attribute"
+    ):  # captum, which by default sends all steps of a path through the network at once
+        bounded = "internal_batch_size" in signature(found.attribute).parameters
+        return lambda x, target: found.attribute(
+            x, target=target, **({"internal_batch_size": len(x)} if bounded else {})
+        )
     if hasattr(found, "base_cam"):  # pytorch-grad-cam's FinerCAM drops its contrast when it is given targets
         raise EquicamError(
             "equivariant", "an explainer that takes a target", type(found).__name__,
             'explain(model, x, method="finer-cam", views=18)',
         )  # fmt: skip
-    if hasattr(found, "activations_and_grads"):  # pytorch-grad-cam
-        return partial(_pytorch_grad_cam, found)
-    if hasattr(found, "hook_a") and hasattr(found, "model"):  # torchcam
-        return partial(_torchcam, found)
-    if not callable(found):
-        raise EquicamError(
-            "equivariant", "a callable (x, target) → map", type(found).__name__, "a function of x and target"
+    if hasattr(
+        found, "activations_and_grads"
+    ):  # pytorch-grad-cam, whose targets pick a number from a row of outputs
+        return lambda x, target: torch.as_tensor(
+            found(x, targets=[itemgetter((..., int(c))) for c in target])
         )
-    explainer: Explainer = found
-    return explainer
-
-
-def _captum(attribution: Any, x: Tensor, target: Tensor) -> Tensor:
-    found: Tensor = attribution.attribute(x, target=target)
-    return found
-
-
-def _pytorch_grad_cam(cam: Any, x: Tensor, target: Tensor) -> Tensor:
-    # its targets are callables that pick a number from one row of the output
-    picks = [partial(_pick, int(c)) for c in target]
-    return torch.as_tensor(cam(x, targets=picks))
-
-
-def _pick(index: int, output: Tensor) -> Tensor:
-    return output[..., index]
-
-
-def _torchcam(extractor: Any, x: Tensor, target: Tensor) -> Tensor:
-    found: Tensor = extractor(target.tolist(), extractor.model(x))[0]
-    return found
+    if hasattr(found, "hook_a") and hasattr(found, "model"):  # torchcam
+        return lambda x, target: found(target.tolist(), found.model(x))[0]
+    if not callable(found):
+        needs, got = "a callable (x, target) → map", type(found).__name__
+        raise EquicamError("equivariant", needs, got, "a function of x and target")
+    return cast(Explainer, found)

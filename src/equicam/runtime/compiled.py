@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from equicam.errors import EquicamError
-from equicam.readers.failures import model_failure, raise_failed
+from equicam.readers.failures import module_failure, raise_failed
 from equicam.readers.forward import (
     LayerRun,
     Network,
@@ -55,7 +55,7 @@ def run_compiled(network: Network, x: Float[Tensor, "n c H W"]) -> LayerRun:
     shape, dtype = compiled.shapes[key]
     zeros = torch.zeros((len(x), *shape), dtype=dtype, device=x.device, requires_grad=True)
     autocast = torch.autocast(x.device.type, dtype=network.autocast) if network.autocast else nullcontext()
-    with model_failure(network.model, tuple(x.shape)), autocast:
+    with module_failure(network.model.module, tuple(x.shape), network.model.name), autocast:
         output, features = compiled(module, x, zeros)
     return LayerRun(output, features, zeros)
 

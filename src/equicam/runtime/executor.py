@@ -19,7 +19,15 @@ from torch import Tensor
 
 from equicam.core.views import Window, crop_centre
 from equicam.errors import EquicamError, ModelError
-from equicam.readers.failures import Check, finite, not_finite, not_scaled, raise_failed, unscaled
+from equicam.readers.failures import (
+    Check,
+    finite,
+    finite_images,
+    not_finite,
+    not_scaled,
+    raise_failed,
+    unscaled,
+)
 from equicam.readers.forward import Network, views_per_forward
 from equicam.readers.model import Model
 from equicam.readers.reading import Reader
@@ -83,7 +91,6 @@ class Executor:
         Calls with equal keys and shapes must do the same; without a key, as for work that may synchronise with the device,
         it runs eagerly. Captured calls are filled up to `pad_to` images: a last, smaller batch is not compiled on its own.
         """
-        with_gradient = torch.is_grad_enabled()
         presented = x if window is None else crop_centre(x, window.size)
         if key is not None and self._compiles(x):
             count = max(len(x), pad_to or 0)
@@ -99,7 +106,7 @@ class Executor:
             raise_failed(self._checks(x))
 
             def run_group(rows: slice, fit: int) -> Tensors:
-                views = self.view_reader(reader, fit, with_gradient=with_gradient, window=window)
+                views = self.view_reader(reader, fit, window=window)
                 try:
                     found = work(views, x[rows], None if target is None else target[rows])
                 except (ModelError, RuntimeError) as error:
@@ -162,13 +169,12 @@ class Executor:
         reader: Reader,
         max_views_per_forward: int,
         *,
-        with_gradient: bool = False,
         window: Window | None = None,
         compiled: bool = True,
     ) -> ViewReader:
         """A reader of views for one group of images; its network is compiled if the recipe says so and this does."""
         network = self._network(reader, compiled=compiled)
-        return ViewReader(network, reader, max_views_per_forward, self.autocast, with_gradient, window)
+        return ViewReader(network, reader, max_views_per_forward, self.autocast, window)
 
     @property
     def autocast(self) -> torch.dtype | None:
@@ -191,7 +197,7 @@ class Executor:
 
     def _checks(self, images: Float[Tensor, "b c H W"]) -> list[Check]:
         """What images must pass."""
-        found = [Check(lambda: finite(images), lambda: not_finite(images))]
+        found = [Check(lambda: finite(images), lambda: not_finite(finite_images(images)))]
         if self.refuse_unscaled and self.model is not None:
             mean, std = self.model.mean, self.model.std
             found.append(Check(lambda: ~unscaled(images, mean, std), not_scaled))

@@ -32,7 +32,6 @@ class ViewReader:
     reader: Reader
     max_views_per_forward: int
     autocast: torch.dtype | None = None
-    with_gradient: bool = False  # the caller's grad mode, for an explainer of the caller's
     window: Window | None = None  # the part of the images that is presented; None: all of them
     checks: DeferredChecks = field(default_factory=DeferredChecks)
 
@@ -62,14 +61,13 @@ class ViewReader:
                     raise EquicamError("an explainer without a model", "a target class", None, "target=0")
                 logits = None if presented is None else presented.repeat(len(piece), 1)
                 targets = Targets(target.repeat(len(piece)), logits)
-                if forward is None or self.network is None:
+                if forward is None:
                     dtype, device = self.autocast, batch.device.type
                     autocast = torch.autocast(device, dtype=dtype) if dtype else nullcontext()
-                    with autocast, torch.set_grad_enabled(self.with_gradient):
-                        readings.append(self.reader.read(None, batch, None, targets))
+                    with autocast:
+                        readings.append(self.reader.read(batch, targets))
                 else:
-                    batch = batch.to(self.network.model.dtype)
-                    readings.append(self.reader.read(self.network, batch, forward, targets))
+                    readings.append(self.reader.read(forward, targets))
                 self.checks.add(readings[-1].checks)
                 del forward  # before the next pass, so that only one pass's features are alive
         assert target is not None  # noqa: S101  # set by the first piece
