@@ -13,15 +13,14 @@ from torchvision.transforms.v2.functional import gaussian_blur
 
 import equicam
 from equicam.core.chain import Chain, grad_cam, grad_cam_rectified, layer_cam
-from equicam.core.uncertainty import correlate_views, pearson
+from equicam.core.uncertainty import correlate_views
 from equicam.core.views import Views, disc, rotate, transform_all
 from equicam.evaluate import causal, controls, faithfulness, localisation, metrics
+from equicam.evaluate.batch import Predictions
 from equicam.evaluate.equivariance import (
     ANGLES,
     GROUPS,
     LayerTrace,
-    confidence_kept,
-    consistent,
     equivariance,
     mean_where,
     stages,
@@ -29,7 +28,7 @@ from equicam.evaluate.equivariance import (
 )
 from equicam.evaluate.faithfulness import gaussian
 from equicam.evaluate.rows import ReasonCode
-from equicam.evaluate.similarity import MEASURES, cosine, ranks, spearman, ssim
+from equicam.evaluate.similarity import MEASURES, compare_planes, ranks, ssim
 from equicam.protocol import OURS, PAPER
 from tests.conftest import Cnn, assert_alive, seeded
 
@@ -79,7 +78,7 @@ REFERENCES = {
 @pytest.mark.parametrize("name", REFERENCES)
 def test_similarity_is_scipys(name, region):
     a, b = planes(3), planes(2, seed=1)
-    found = MEASURES[name](a, b, region)
+    found = compare_planes(a, b, name, region)[0]
     for i in range(3):
         for j in range(2):
             expected = REFERENCES[name](picked(a[i], region), picked(b[j], region))
@@ -110,11 +109,12 @@ def test_ssim_in_the_disc_uses_windows_inside_it_only():
     assert ssim(a, b, "disc").item() == pytest.approx(np.mean(windows), abs=1e-12)
 
 
-@pytest.mark.parametrize("measure", [pearson, spearman, cosine, ssim])
+@pytest.mark.parametrize("measure", MEASURES)
 def test_constant_maps_count_zero(measure):
     a = planes(2)
     a[1] = 0.37
-    found = measure(a, a, "full")
+    found, *constant = compare_planes(a, a, measure, "full")
+    assert [one.tolist() for one in constant] == [[False, True]] * 2
     assert found[0, 0].item() == pytest.approx(1)
     assert found[0, 1] == found[1, 0] == found[1, 1] == 0
 
@@ -255,19 +255,20 @@ TARGET = torch.tensor([0, 1])
 
 
 def test_conditions_by_hand():
-    assert consistent(PROBS, TARGET).tolist() == [[False, True], [True, False]]
-    assert torch.allclose(confidence_kept(PROBS, TARGET), torch.tensor([[0.5, 1.0], [1.0, 0.5]]))
-    assert torch.allclose(
-        confidence_kept(PROBS, TARGET, of_any_class=True), torch.tensor([[0.45, 0.8], [0.9, 0.6]])
-    )
+    found = Predictions(PROBS, TARGET)
+    assert found.consistent.tolist() == [[False, True], [True, False]]
+    assert torch.allclose(found.confidence_kept, torch.tensor([[0.5, 1.0], [1.0, 0.5]]))
+    of_any = Predictions(PROBS, TARGET, kept_is_of_any_class=True).confidence_kept
+    assert torch.allclose(of_any, torch.tensor([[0.45, 0.8], [0.9, 0.6]]))
     value = torch.tensor([[0.2, 0.4], [0.8, 0.6]])
-    assert torch.allclose(mean_where(value, consistent(PROBS, TARGET)), torch.tensor([0.8, 0.4]))
+    assert torch.allclose(mean_where(value, found.consistent), torch.tensor([0.8, 0.4]))
     assert mean_where(value, torch.zeros(2, 2, dtype=torch.bool)).isnan().all()
-    kept = confidence_kept(PROBS, TARGET)
-    assert torch.allclose(weighted_mean(value, kept), torch.tensor([(0.1 + 0.8) / 1.5, (0.4 + 0.3) / 1.5]))
-    assert metrics.flip_rate(PROBS, TARGET).tolist() == [0.5, 0.5]
+    assert torch.allclose(
+        weighted_mean(value, found.confidence_kept), torch.tensor([(0.1 + 0.8) / 1.5, (0.4 + 0.3) / 1.5])
+    )
+    assert found.flip_rate.tolist() == [0.5, 0.5]
     expected = torch.tensor([(0.5 + 1 - 9 / 7) / 2, (1 - 2 + 0.5) / 2], dtype=torch.float64)
-    assert torch.allclose(metrics.confidence_drop(PROBS.double(), TARGET), expected)
+    assert torch.allclose(Predictions(PROBS.double(), TARGET).confidence_drop, expected)
 
 
 def test_the_blur_is_torchvisions():
@@ -597,14 +598,14 @@ def test_a_flat_map_lends_no_region():
 def test_almost_constant_maps_have_no_ranks():
     a = planes(2)
     a[1] = 0.5 + 1e-10 * torch.randn(SIZE, SIZE, dtype=torch.float64)
-    assert spearman(a, a, "full")[1].tolist() == [0, 0]
+    assert compare_planes(a, a, "spearman", "full")[0][1].tolist() == [0, 0]
 
 
 def test_pixels_of_the_same_saliency_are_found_as_by_trying_every_window():
     h, valid = planes(3), disc((SIZE, SIZE), torch.device("cpu"))
     count = round(0.1 * int(valid.sum()))
-    region = causal.largest(planes(3, seed=9), valid, count)
-    found = causal.same_saliency(h, region, valid)
+    region = causal._largest(planes(3, seed=9), valid, count)
+    found = causal._same_saliency(h, region, valid)
     for i in range(3):
         free = [
             (h[i].flatten()[p].item(), p) for p in (valid & ~region[i]).flatten().nonzero().flatten().tolist()
@@ -631,7 +632,7 @@ def test_all_angles_in_one_call_are_the_same_as_one_by_one(monkeypatch):
         "angles": (45, 90),
     }
     one_by_one = equicam.evaluate(model, x, views=4, **options).to_pylist()
-    monkeypatch.setattr(import_module("equicam.evaluate.maps"), "fits_one_call", lambda *_: True)
+    monkeypatch.setattr(import_module("equicam.evaluate.maps"), "_fits_one_call", lambda *_: True)
     at_once = equicam.evaluate(model, x, views=4, **options).to_pylist()
     assert len(at_once) == len(one_by_one) > 100
     values = [row["value"] for row in one_by_one if row["score"] == "eq"]

@@ -12,8 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import conv1d, pad
 
-from equicam.evaluate.batch import Predict
-from equicam.evaluate.equivariance import target_probability
+from equicam.evaluate.batch import Predict, target_probability
 from equicam.readers.forward import views_that_fit
 
 
@@ -32,9 +31,8 @@ def _blur_matrix(length: int, sigma: int | float, radius: int, like: Tensor) -> 
     steps = torch.arange(-reflected, reflected + 1, dtype=like.dtype, device=like.device)
     kernel = torch.exp(-(steps**2) / (2 * sigma**2))
     lines = torch.eye(length, dtype=like.dtype, device=like.device)[:, None]
-    return conv1d(pad(lines, (reflected, reflected), mode="reflect"), (kernel / kernel.sum())[None, None])[
-        :, 0
-    ]
+    lines = pad(lines, (reflected, reflected), mode="reflect")
+    return conv1d(lines, (kernel / kernel.sum())[None, None])[:, 0]
 
 
 STEPS = 20

@@ -6,14 +6,11 @@ from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from jaxtyping import Float
-from torch import Tensor
-
 from equicam.core.fusion import Fusion
 from equicam.core.transforms import Transform
 from equicam.core.views import Fill, Views
-from equicam.errors import EquicamError
-from equicam.evaluate.controls import CONTROLS, blur_maps
+from equicam.errors import EquicamError, not_one_of
+from equicam.evaluate.controls import CONTROLS
 from equicam.methods import METHODS, Method, resolve, resolve_fill
 from equicam.protocol import Protocol, find_protocol
 from equicam.readers.reading import external
@@ -62,10 +59,6 @@ class MapSpec:
             return False
         return self.method.reader.one_pass
 
-    def apply_blur(self, maps: Float[Tensor, "v b H W"]) -> Float[Tensor, "v b H W"]:
-        """The maps, blurred if the control says so."""
-        return maps if self.blur is None else blur_maps(maps, self.blur)
-
 
 @dataclass(frozen=True)
 class EvaluationSpec:
@@ -91,12 +84,8 @@ class EvaluationSpec:
 
     def fill_of(self, method: Method) -> Fill:
         """The same for one method: by coverage where its views see less than all, unless a fill is given."""
-        fill = self.fill
-        return (
-            "coverage"
-            if self.recipe.fill is None and fill == "reflect" and method.fusion.views.radius < 1
-            else fill
-        )
+        sees_less = self.recipe.fill is None and self.fill == "reflect" and method.fusion.views.radius < 1
+        return "coverage" if sees_less else self.fill
 
     @property
     def needs_regions(self) -> bool:
@@ -117,40 +106,33 @@ class EvaluationSpec:
         """Every method by name; the recipe's `views` apply to the methods that have several."""
         methods = self.methods
         if isinstance(methods, str) or not methods:
-            raise EquicamError(
-                "methods", "a list of names, or a dict of names and methods", repr(methods), '["grad-cam"]'
-            )
+            needs = "a list of names, or a dict of names and methods"
+            raise EquicamError("methods", needs, repr(methods), '["grad-cam"]')
         named: Mapping[str, Any] = methods if isinstance(methods, Mapping) else {m: m for m in methods}
-        return tuple(_map_spec(name, method, self.recipe) for name, method in named.items())
+        return tuple(self._map_spec(name, method) for name, method in named.items())
 
-
-def _map_spec(name: str, method: Any, recipe: Recipe) -> MapSpec:
-    if isinstance(method, str):
-        return _named_spec(name, method, recipe)
-    if isinstance(method, Fusion | Method):
-        return MapSpec(name, resolve(Recipe(method)))
-    fusion = Fusion(Views((0.0,)), "map", "map")
-    explainer = Method("an explainer of the caller's", fusion, reader=external(method))
-    return MapSpec(name, explainer, explainer=method)
-
-
-def _named_spec(name: str, method: str, recipe: Recipe) -> MapSpec:
-    if method == COVERAGE:
-        return MapSpec(name, None)
-    base, at, control = method.partition("@")
-    several = base in METHODS and len(METHODS[base].fusion.views) > 1
-    spec = MapSpec(name, resolve(replace(recipe, method=base, views=recipe.views if several else None)))
-    if not at:
-        return spec
-    if control == COVERAGE:
-        return replace(spec, times_coverage=True)
-    if control in ("random-weights", "shuffled"):
-        return replace(spec, condition=control)  # type: ignore[arg-type]
-    if (blur := re.fullmatch(r"blur-(\d+(?:\.\d+)?)", control)) and float(blur[1]) > 0:
-        return replace(spec, blur=float(blur[1]))
-    raise EquicamError(
-        f"the control of {method!r}", f"one of {', '.join(CONTROLS)}", repr(control), f"{base}@blur-16"
-    )
+    def _map_spec(self, name: str, method: Any) -> MapSpec:
+        if isinstance(method, Fusion | Method):
+            return MapSpec(name, resolve(Recipe(method)))
+        if not isinstance(method, str):
+            one_view = Fusion(Views((0.0,)), "map", "map")
+            explainer = Method("an explainer of the caller's", one_view, reader=external(method))
+            return MapSpec(name, explainer, explainer=method)
+        if method == COVERAGE:
+            return MapSpec(name, None)
+        base, at, control = method.partition("@")
+        several = base in METHODS and len(METHODS[base].fusion.views) > 1
+        recipe = replace(self.recipe, method=base, views=self.recipe.views if several else None)
+        spec = MapSpec(name, resolve(recipe))
+        if not at:
+            return spec
+        if control == COVERAGE:
+            return replace(spec, times_coverage=True)
+        if control in ("random-weights", "shuffled"):
+            return replace(spec, condition=control)  # type: ignore[arg-type]
+        if (blur := re.fullmatch(r"blur-(\d+(?:\.\d+)?)", control)) and float(blur[1]) > 0:
+            return replace(spec, blur=float(blur[1]))
+        raise not_one_of(f"the control of {method!r}", CONTROLS, control, f"{base}@blur-16")
 
 
 def describe(spec: MapSpec) -> str:

@@ -79,7 +79,7 @@ def _causal(rows: pa.Table, method: str) -> Table:
     region = "disc" if _has(rows, "causal-drift", method, "disc") else "full"
     for line in summary.occlusion_effects(rows, method, region=region):
         more = line.drift_above
-        by = "" if more is None else f"{more.mean:+.3f} [{more.low:+.3f}, {more.high:+.3f}]"
+        by = "" if more is None else _signed(more.difference)
         table.add_row(
             line.region,
             estimate(line.presented),
@@ -146,9 +146,9 @@ def _against_first(rows: pa.Table) -> Table:
     for (method, c), holm, bonferroni in zip(
         found.items(), statistics.holm(log10_p), statistics.bonferroni(log10_p), strict=True
     ):
-        mean = f"{c.mean:+.3f} [{c.low:+.3f}, {c.high:+.3f}]"
+        effect = f"{c.rank_biserial:+.2f}"
         table.add_row(
-            method, mean, f"{c.wins:.1%}", f"{c.rank_biserial:+.2f}", f"{holm:.1f}", f"{bonferroni:.1f}"
+            method, _signed(c.difference), f"{c.wins:.1%}", effect, f"{holm:.1f}", f"{bonferroni:.1f}"
         )
     return table
 
@@ -175,6 +175,10 @@ def estimate(e: Estimate) -> str:
     if np.isnan(e.value):
         return "–"
     return f"{e.value:.3f}" if np.isnan(e.low) else f"{e.value:.3f} [{e.low:.3f}, {e.high:.3f}]"
+
+
+def _signed(e: Estimate) -> str:
+    return f"{e.value:+.3f} [{e.low:+.3f}, {e.high:+.3f}]"
 
 
 def correlation(c: Correlation) -> str:
