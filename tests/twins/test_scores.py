@@ -28,7 +28,7 @@ from equicam.evaluate.equivariance import (
 )
 from equicam.evaluate.faithfulness import gaussian
 from equicam.evaluate.rows import ReasonCode
-from equicam.evaluate.similarity import MEASURES, compare_planes, ranks, ssim
+from equicam.evaluate.similarity import MEASURES, _ranks, compare_planes, ssim
 from equicam.protocol import OURS, PAPER
 from tests.conftest import Cnn, assert_alive, seeded
 
@@ -121,7 +121,7 @@ def test_constant_maps_count_zero(measure):
 
 def test_ranks_share_ties():
     values = torch.tensor([[3.0, 1.0, 3.0, 0.0, 3.0, 1.0]], dtype=torch.float64)
-    assert ranks(values)[0].tolist() == scipy_stats.rankdata(values[0].numpy()).tolist()
+    assert _ranks(values)[0].tolist() == scipy_stats.rankdata(values[0].numpy()).tolist()
 
 
 @pytest.mark.parametrize("fill", ["reflect", "zeros"])
@@ -313,13 +313,13 @@ def test_a_curve_that_stays_at_one_scores_one_or_the_published_0952():
 
 
 def test_equal_pixels_keep_reading_order():
-    assert faithfulness.pixel_ranks(torch.zeros(1, 2, 3))[0].flatten().tolist() == [0, 1, 2, 3, 4, 5]
+    assert faithfulness._pixel_ranks(torch.zeros(1, 2, 3))[0].flatten().tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_drift_and_agreement_regions_by_sorting():
     h, back = planes(2), planes(2, seed=5)
     streams = [torch.Generator().manual_seed(s) for s in (1, 2)]
-    found = causal.regions(h, back, "disc", streams)
+    found = causal._regions(h, back, "disc", streams)
     valid = disc((SIZE, SIZE), h.device)
     count = round(0.1 * int(valid.sum()))
     for i in range(2):
@@ -347,25 +347,14 @@ def test_occlusion_is_the_loop(protocol):
     x, target, angles = torch.randn(2, 3, SIZE, SIZE, dtype=torch.float64), torch.tensor([0, 1]), (30, 180)
     maps = torch.stack([planes(2, seed=s) for s in range(3)])
     controlled, frame, fill = protocol.causal_controls, protocol.region, protocol.causal_fill
-    found = causal.occlusion(
-        bright,
-        x,
-        maps,
-        angles,
-        target,
-        seeds=[4, 5],
-        region=frame,
-        fill=fill,
-        controls=controlled,
-        soft_masks=protocol.soft_masks,
-    )
+    found = causal.occlusion(bright, x, maps, angles, target, seeds=[4, 5], protocol=protocol)
     assert set(found.presented) == set(causal.CONTROLS if controlled else causal.UNCONTROLLED)
     streams = [torch.Generator().manual_seed(s) for s in (4, 5)]
     blurred = gaussian_blur(x, [51, 51], [10.0, 10.0])
     for a, angle in enumerate(angles):
         rotated = rotate(x, angle)
         rotated_blurred = gaussian_blur(rotated, [51, 51], [10.0, 10.0])
-        masks = causal.regions(
+        masks = causal._regions(
             maps[0], rotate(maps[a + 1], -angle, fill=fill), frame, streams, controls=controlled
         )
         for name, mask in masks.items():
@@ -393,7 +382,7 @@ def test_occlusion_under_other_groups_is_the_loop(group):
     outside = ~disc((SIZE, SIZE), x.device, radius)
     for a, one in enumerate(group):
         moved, aligned = transform_all(x, [one])[0], transform_all(maps[a + 1], [one.inverse()])[0]
-        masks = causal.regions(maps[0], aligned, "disc", streams, radius)
+        masks = causal._regions(maps[0], aligned, "disc", streams, radius)
         for name, mask in masks.items():
             assert mask.any()
             assert not (mask & outside).any()
@@ -439,18 +428,18 @@ def test_boxes_by_hand():
     plane[2:5, 3:9] = 0.5  # the larger part
     plane[5, 9] = 0.9  # touches it only at a corner
     plane[8, 1] = 1.0  # the maximum, a part of one pixel
-    assert localisation.saliency_box(plane) == (3.0, 2.0, 9.0, 5.0)
-    assert localisation.saliency_box(torch.zeros(4, 4)) is None
-    assert localisation.overlap((0.0, 0.0, 4.0, 4.0), (2.0, 2.0, 6.0, 6.0)) == pytest.approx(4 / 28)
-    assert localisation.overlap((0.0, 0.0, 1.0, 1.0), (5.0, 5.0, 6.0, 6.0)) == 0
+    assert localisation._saliency_box(plane) == (3.0, 2.0, 9.0, 5.0)
+    assert localisation._saliency_box(torch.zeros(4, 4)) is None
+    assert localisation._overlap((0.0, 0.0, 4.0, 4.0), (2.0, 2.0, 6.0, 6.0)) == pytest.approx(4 / 28)
+    assert localisation._overlap((0.0, 0.0, 1.0, 1.0), (5.0, 5.0, 6.0, 6.0)) == 0
     mask = torch.zeros(10, 12, dtype=torch.bool)
     mask[2:5, 3:9] = True
-    assert localisation.box_around(mask) == (3.0, 2.0, 9.0, 5.0)
-    assert localisation.box_around(torch.zeros_like(mask)) is None
+    assert localisation._box_around(mask) == (3.0, 2.0, 9.0, 5.0)
+    assert localisation._box_around(torch.zeros_like(mask)) is None
     there = torch.zeros_like(mask)
     there[8, 1] = True
-    assert localisation.pointing(plane, torch.stack((mask, there)))
-    assert not localisation.pointing(plane, mask[None])
+    assert localisation._pointing(plane, torch.stack((mask, there)))
+    assert not localisation._pointing(plane, mask[None])
 
 
 def test_disagreement_is_the_mean_over_pairs():

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from equicam.core.transforms import Element
 from equicam.core.uncertainty import Region
-from equicam.core.views import Fill, Views, rotate_each, transform_all
+from equicam.core.views import Views, rotate_each, transform_all
 from equicam.evaluate.batch import Predict, target_probability
 from equicam.evaluate.faithfulness import blur_out
 from equicam.evaluate.similarity import constant_in_region, region_mask
+from equicam.protocol import OURS, Protocol
 
 REGION_SHARE = 0.10
 """Share of the pixels that a region covers."""
@@ -53,31 +54,25 @@ def occlusion(
     target: Int[Tensor, " b"],
     *,
     seeds: Sequence[int],
-    region: Region = "disc",
-    fill: Fill = "reflect",
-    soft_masks: bool = False,
-    controls: bool = True,
+    protocol: Protocol = OURS,
     unrelated: Bool[Tensor, "b b"] | None = None,
 ) -> _Drops:
     """Probability lost without each region; `maps` are of the presented images, then of each presentation.
 
-    `fill` is of maps and regions that are carried to the other frame.
     `unrelated` says which images may lend their region to which; without it, all others may.
     """
     lenders = _lenders(unrelated, x)
     lends_itself = lenders == torch.arange(len(x), device=x.device)
-    names = tuple(CONTROLS) if controls else UNCONTROLLED
+    names = tuple(CONTROLS) if protocol.causal_controls else UNCONTROLLED
     lost: tuple[list[Tensor], list[Tensor]] = ([], [])
     constant_at = []
     blurred, confidence = blur_out(x), target_probability(predict(x), target)
-    every = regions_by_presentation(
-        maps, presentations, seeds=seeds, region=region, fill=fill, controls=controls, lenders=lenders
-    )
+    every = regions_by_presentation(maps, presentations, seeds=seeds, protocol=protocol, lenders=lenders)
     for one, (masks, constant) in zip(Views(presentations).transforms, every, strict=True):
         # every region in both frames in one pass: [regions, b, …]
         mask = torch.stack([masks[name] for name in names])
-        carried = transform_all(mask.to(x.dtype), [one], fill=fill)[0]
-        carried = carried.clamp(0, 1) if soft_masks else carried >= 0.5
+        carried = transform_all(mask.to(x.dtype), [one], fill=protocol.causal_fill)[0]
+        carried = carried.clamp(0, 1) if protocol.soft_masks else carried >= 0.5
         no_lender = torch.stack([(constant[lenders] | lends_itself) & (name in BORROWED) for name in names])
         rotated = transform_all(x, [one])[0]
         before = target_probability(predict(rotated), target)
@@ -110,18 +105,16 @@ def regions_by_presentation(
     presentations: Sequence[Element],
     *,
     seeds: Sequence[int],
-    region: Region = "disc",
-    fill: Fill = "reflect",
-    controls: bool = True,
+    protocol: Protocol = OURS,
     lenders: Int[Tensor, " b"] | None = None,
 ) -> Iterator[tuple[dict[str, Bool[Tensor, "b H W"]], Bool[Tensor, " b"]]]:
     """For each presentation, the regions by name, and the images whose map is constant there."""
-    views = Views(presentations)
+    views, region, controls = Views(presentations), protocol.region, protocol.causal_controls
     # one random stream per image, whatever batch it is in
     streams = [torch.Generator().manual_seed(seed) for seed in seeds]
     for own, inverse in zip(maps[1:], views.inverses, strict=True):
-        aligned = transform_all(own, [inverse], fill=fill)[0]
-        masks = regions(maps[0], aligned, region, streams, views.radius, controls=controls, lenders=lenders)
+        aligned = transform_all(own, [inverse], fill=protocol.causal_fill)[0]
+        masks = _regions(maps[0], aligned, region, streams, views.radius, controls=controls, lenders=lenders)
         yield masks, constant_in_region(torch.stack((maps[0], own)), region, views.radius).any(0)
 
 
@@ -134,7 +127,7 @@ def _lenders(unrelated: Bool[Tensor, "b b"] | None, x: Float[Tensor, "b *_"]) ->
     return torch.where((least == n) | (least == 0), torch.arange(n), lender).to(x.device)
 
 
-def regions(
+def _regions(
     h: Float[Tensor, "b H W"],
     aligned: Float[Tensor, "b H W"],
     region: Region,

@@ -134,8 +134,7 @@ def _causal(batch: EvaluatedBatch) -> Iterator[MetricRows]:
     for method, own in batch.methods.items():
         drops = occlusion(
             batch.predict, batch.x, own.maps, batch.presentations, batch.predictions.target,
-            seeds=seeds, region=batch.region, fill=batch.protocol.causal_fill, soft_masks=batch.protocol.soft_masks,
-            controls=batch.protocol.causal_controls, unrelated=batch.unrelated,
+            seeds=seeds, protocol=batch.protocol, unrelated=batch.unrelated,
         )  # fmt: skip
         for region, presented in drops.presented.items():
             for suffix, lost in (("", presented), ("-rotated", drops.rotated[region])):

@@ -30,9 +30,9 @@ def region_mask(
     region: Region, size: tuple[int, int], device: torch.device, radius: float = 1.0
 ) -> Bool[Tensor, "h w"]:
     """The pixels inside the region; of the disc, those within a share of its radius."""
-    if region == "disc":
-        return disc(size, device, radius)
-    return torch.ones(size, dtype=torch.bool, device=device)
+    return (
+        disc(size, device, radius) if region == "disc" else torch.ones(size, dtype=torch.bool, device=device)
+    )
 
 
 def constant_in_region(
@@ -69,7 +69,7 @@ def _ssim(a: Float[Tensor, "h w"], b: Float[Tensor, "h w"], region: Bool[Tensor,
     return mean
 
 
-def ranks(values: Float[Tensor, "*n p"]) -> Float[Tensor, "*n p"]:
+def _ranks(values: Float[Tensor, "*n p"]) -> Float[Tensor, "*n p"]:
     """Ranks from 1 in every row, equal values at their mean rank."""
     values = values.contiguous()
     ordered = values.sort(-1).values
@@ -80,7 +80,7 @@ def ranks(values: Float[Tensor, "*n p"]) -> Float[Tensor, "*n p"]:
 
 def _standardised_ranks(pixels: Float[Tensor, "*n p"]) -> Rows:
     constant = is_constant_row(pixels)  # its rounding errors have no order
-    return standardise(torch.where(constant[..., None], 0, ranks(pixels))), constant
+    return standardise(torch.where(constant[..., None], 0, _ranks(pixels))), constant
 
 
 def _normalise(pixels: Float[Tensor, "*n p"]) -> Rows:

@@ -149,7 +149,7 @@ def capture_lift(signal: Column, badness: Column, *, budget: int | float = 0.10)
     return capture(signal, badness, budget=budget) * n / _count_reviewed(n, budget)
 
 
-def mean_ratio(signal: Column, badness: Column, *, threshold: int | float) -> float:
+def _mean_ratio(signal: Column, badness: Column, *, threshold: int | float) -> float:
     """Mean badness where signal ≥ threshold ÷ mean badness of all."""
     s, bad = _complete_rows(signal, badness)
     return float(_ratio(mean(bad[s >= threshold]), mean(bad)))
@@ -208,9 +208,6 @@ def bootstrap(
     seed: int = 0,
 ) -> Estimate:
     """statistic(*columns) with the percentile interval over resamples of whole clusters (images), or of whole groups."""
-    _refuse_outside("level", level)
-    if resamples < 1:
-        raise EquicamError("resamples", "at least one", resamples, "resamples=2000")
     table = _stack(*columns)
     kept = _is_complete(table)
     table, codes = table[:, kept], _cluster_codes(cluster, kept)
@@ -269,8 +266,6 @@ def _values(statistic: Statistic, table: Floats, some: _Resamples) -> Floats:
 
 def proportion(successes: int, n: int, *, level: float = 0.95) -> Estimate:
     """A share with its Wilson interval."""
-    _refuse_count(successes, n)
-    _refuse_outside("level", level)
     if not n:
         return Estimate(NAN, NAN, NAN, 0)
     interval = binomtest(successes, n).proportion_ci(level, method="wilson")
@@ -279,8 +274,6 @@ def proportion(successes: int, n: int, *, level: float = 0.95) -> Estimate:
 
 def upper_bound(successes: int, n: int, *, confidence: float = 0.95) -> float:
     """One-sided Clopper–Pearson: the share p with P(at most this many successes of n | p) = 1 − confidence; 1 if all."""
-    _refuse_count(successes, n)
-    _refuse_outside("confidence", confidence)
     return 1.0 if successes == n else float(beta.ppf(confidence, successes + 1, n - successes))
 
 
@@ -308,53 +301,40 @@ def compare(
     """Is a above b on the same images? Paired differences d = a − b, one row per image.
 
     With groups the interval resamples groups, and the test takes the mean difference of each group as one observation.
+    It leaves out zeros, is exact for up to 50 distinct |d|, else the normal approximation with tie correction.
     """
     every = np.subtract(*_stack(a, b))
     found = bootstrap(mean, every, group=group, resamples=resamples, seed=seed)
     kept = ~np.isnan(every)
-    d = every[kept]
+    d, codes = every[kept], _cluster_codes(group, kept)
     if not d.size:
         return Comparison(found, NAN, NAN, NAN)
-    codes = _cluster_codes(group, kept)
     wins = float((d > 0).mean() + (d == 0).mean() / 2)
-    return Comparison(found, *_signed_ranks(np.bincount(codes, d) / np.bincount(codes)), wins)
+    tested = np.bincount(codes, d) / np.bincount(codes)
+    ranked = tested[tested != 0]
+    n = ranked.size
+    if not n:
+        return Comparison(found, 0.0, NAN, wins)  # T⁺ = 0 is the only possible value: p = 1
+    exact = n == tested.size == np.unique(np.abs(ranked)).size <= 50
+    test = wilcoxon(ranked, alternative="greater", method="exact" if exact else "asymptotic")
+    # in logarithms, because p underflows
+    log10_p = np.log10(test.pvalue) if exact else log_ndtr(-test.zstatistic) / np.log(10)
+    return Comparison(found, float(log10_p), float(4 * test.statistic / (n * (n + 1)) - 1), wins)
 
 
 def bonferroni(log10_ps: Floats) -> Floats:
     """log10 min(1, m p) of the m defined tests."""
-    adjusted: Floats = np.minimum(log10_ps + np.log10(max(_count_tests(log10_ps), 1)), 0.0)
+    adjusted: Floats = np.minimum(log10_ps + np.log10(np.count_nonzero(~np.isnan(log10_ps)) or 1), 0.0)
     return adjusted
 
 
 def holm(log10_ps: Floats) -> Floats:
     """log10 min(1, max_{j ≤ i} (m − j) p_(j)), j from 0, of the m defined tests."""
-    m = _count_tests(log10_ps)
+    m = np.count_nonzero(~np.isnan(log10_ps))
     order = np.argsort(log10_ps)[:m]  # NaN sorts last
     adjusted = np.full_like(log10_ps, NAN)
     adjusted[order] = np.minimum(np.maximum.accumulate(log10_ps[order] + np.log10(m - np.arange(m))), 0)
     return adjusted
-
-
-def _count_tests(log10_ps: Floats) -> int:
-    """How many are defined; values that cannot be log10 p are refused."""
-    if log10_ps.ndim != 1 or (log10_ps > 0).any():
-        raise EquicamError("log10_ps", "a 1-D array of log10 p ≤ 0", log10_ps, "np.log10(p)")
-    return int(np.count_nonzero(~np.isnan(log10_ps)))
-
-
-def _signed_ranks(d: Floats) -> tuple[float, float]:
-    """log10 p of the one-sided signed-rank test of d > 0 without zeros, and the rank-biserial correlation.
-
-    Exact for up to 50 distinct |d|; otherwise the normal approximation with tie correction, in logarithms.
-    """
-    kept = d[d != 0]
-    n = kept.size
-    if not n:
-        return 0.0, NAN  # T⁺ = 0 is the only possible value: p = 1
-    exact = n == d.size == np.unique(np.abs(kept)).size <= 50
-    found = wilcoxon(kept, alternative="greater", method="exact" if exact else "asymptotic")
-    biserial = float(4 * found.statistic / (n * (n + 1)) - 1)
-    return float(np.log10(found.pvalue) if exact else log_ndtr(-found.zstatistic) / np.log(10)), biserial
 
 
 @dataclass(frozen=True)
@@ -424,11 +404,10 @@ def held_out_lift(
     resamples: int = 2000,
     seed: int = 0,
 ) -> HeldOut:
-    """mean_ratio on half B at the quantile of half A's signal; halves by one permutation, B resampled at that threshold.
+    """_mean_ratio on half B at the quantile of half A's signal; halves by one permutation, B resampled at that threshold.
 
     With groups, the halves are halves of the groups.
     """
-    _refuse_outside("quantile", quantile)
     table = _stack(signal, badness)
     kept = _is_complete(table)
     table, codes = table[:, kept], _cluster_codes(group, kept)
@@ -440,10 +419,10 @@ def held_out_lift(
     first, second = table[:, in_first], table[:, ~in_first]
     threshold = float(np.quantile(first[0], quantile))
     lift = bootstrap(
-        partial(mean_ratio, threshold=threshold), *second, group=None if group is None else codes[~in_first],
+        partial(_mean_ratio, threshold=threshold), *second, group=None if group is None else codes[~in_first],
         resamples=resamples, seed=seed,
     )  # fmt: skip
-    in_sample = mean_ratio(*table, threshold=float(np.quantile(table[0], quantile)))
+    in_sample = _mean_ratio(*table, threshold=float(np.quantile(table[0], quantile)))
     return HeldOut(threshold, lift, float((second[0] >= threshold).mean()), in_sample)
 
 
@@ -525,14 +504,3 @@ def _probability_in_top(x: Floats, k: int) -> Floats:
     above, level = np.count_nonzero(x > cut), np.count_nonzero(x == cut)
     chance: Floats = (x > cut) + (k - above) / level * (x == cut)
     return chance
-
-
-def _refuse_outside(name: str, share: float) -> None:
-    """Raise an error unless the share lies between 0 and 1."""
-    if not 0 < share < 1:
-        raise EquicamError(name, "a share between 0 and 1", share, f"{name}=0.90")
-
-
-def _refuse_count(successes: int, n: int) -> None:
-    if not 0 <= successes <= n:
-        raise EquicamError("successes", f"a count from 0 to {n}", successes, "counting again")

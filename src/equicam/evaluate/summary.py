@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from equicam.errors import EquicamError
 from equicam.evaluate import statistics
-from equicam.evaluate.rows import MetricColumn, ReasonCode, equals, resampled_groups
+from equicam.evaluate.rows import MetricColumn, ReasonCode, matching, resampled_groups
 from equicam.evaluate.rows import pick as pick
 from equicam.evaluate.rows import pick_prediction as pick_prediction
 from equicam.evaluate.statistics import Column, Comparison, Correlation, Estimate, Floats, HeldOut
@@ -52,7 +52,7 @@ def summarise(table: pa.Table, *, resamples: int = 2000) -> list[SummaryRow]:
     keys.sort(key=lambda key: [first[n][key[n]] for n in names])
     found = []
     for (score, method), group in itertools.groupby(keys, key=lambda key: (key["score"], key["method"])):
-        rows = table.filter(pc.and_(equals(table["score"], score), equals(table["method"], method)))
+        rows = table.filter(matching(score=score, method=method))
         found += [_summary_row(rows, score, method, key["region"], resamples) for key in group]
     return found
 
@@ -191,7 +191,7 @@ def contrast(
 
 
 @dataclass(frozen=True)
-class OcclusionEffect:
+class _OcclusionEffect:
     """Probability lost without a region, in both frames, and how much more is lost without the drift region."""
 
     region: str
@@ -200,7 +200,7 @@ class OcclusionEffect:
     drift_above: Comparison | None  # paired by image, in the presented frame; None for the drift region
 
 
-def occlusion_effects(table: pa.Table, method: str, *, region: str = "disc") -> list[OcclusionEffect]:
+def occlusion_effects(table: pa.Table, method: str, *, region: str = "disc") -> list[_OcclusionEffect]:
     """The causal test by region. A drop says little by itself, hence drift minus each control."""
     drift = pick(table, "causal-drift", method, region)
     names = {s for s in pc.unique(table["score"]).to_pylist() if s and s.startswith("causal-")}
@@ -210,7 +210,9 @@ def occlusion_effects(table: pa.Table, method: str, *, region: str = "disc") -> 
     for name in regions:
         here, there = (pick(table, f"causal-{name}{frame}", method, region) for frame in ("", "-rotated"))
         above = statistics.compare(drift.value, here.by_id(drift.ids), group=drift.group)
-        found.append(OcclusionEffect(name, mean_of(here), mean_of(there), None if name == "drift" else above))
+        found.append(
+            _OcclusionEffect(name, mean_of(here), mean_of(there), None if name == "drift" else above)
+        )
     return found
 
 
