@@ -81,8 +81,8 @@ def occlusion(
             drop = lost_without(predict, image, blur, where, target, p)
             found.append(torch.where(constant | no_lender, torch.nan, drop))
         constant_at.append(constant)
-    by_region = (dict(zip(names, torch.stack(found).unbind(1), strict=True)) for found in lost)
-    return _Drops(*by_region, torch.stack(constant_at))
+    here, there = (dict(zip(names, torch.stack(found).unbind(1), strict=True)) for found in lost)
+    return _Drops(here, there, torch.stack(constant_at))
 
 
 def lost_without(

@@ -4,7 +4,6 @@ The unit of work is a shard, a fixed slice of the shuffled sample: floors compar
 evaluation resumes at the first shard that is missing.
 """
 
-import dataclasses
 import itertools
 import json
 import math
@@ -30,7 +29,7 @@ from equicam.evaluate.equivariance import GROUPS
 from equicam.evaluate.fingerprint import digest_explainers, fingerprint_evaluation
 from equicam.evaluate.loading import Sample, load_ahead, make_sample, refuse_duplicates
 from equicam.evaluate.maps import Done, MapComputer
-from equicam.evaluate.metrics import METRICS
+from equicam.evaluate.metrics import METRICS, needs_regions
 from equicam.evaluate.shard import EvaluationJob, start_shard
 from equicam.evaluate.spec import IMAGES_PER_SHARD, EvaluationSpec, MapSpec, Methods
 from equicam.images.items import Item
@@ -91,21 +90,15 @@ def evaluate(
     if not isinstance(model, Model):
         model = wrap(model, example=as_batch(None, images) if isinstance(images, Tensor) else None)
     recipe = Recipe(
-        views=views,
-        fill=fill,
-        protocol=protocol,
-        context=context,
-        dtype=dtype,
-        compiled=compiled,
-        seed=seed,
+        views=views, fill=fill, protocol=protocol, context=context, dtype=dtype, compiled=compiled, seed=seed
     )
     presentations = _presentations(group, angles, rotations_only=find_protocol(protocol).rotations_only)
-    spec = EvaluationSpec(recipe, methods, tuple(scores), presentations, (), max_views_per_forward, group)
-    given = make_sample(
-        model, images, n, split, with_regions=spec.needs_regions, context=context, group_by=group_by
-    )
+    regions = needs_regions(scores)
+    given = make_sample(model, images, n, split, with_regions=regions, context=context, group_by=group_by)
     sample = given.shuffled(seed)
-    spec = dataclasses.replace(spec, label_names=sample.label_names)
+    spec = EvaluationSpec(
+        recipe, methods, tuple(scores), presentations, sample.label_names, max_views_per_forward, group
+    )
     map_specs = spec.map_specs()
     _check(scores, map_specs, group, context)
     identity = fingerprint_evaluation(model, sample, spec, map_specs)
@@ -214,13 +207,12 @@ def _check(scores: Sequence[str], map_specs: Sequence[MapSpec], group: str, cont
         got = repr(scores) if isinstance(scores, str) or not scores else ", ".join(map(repr, unknown))
         raise EquicamError("scores", f"a list of {', '.join(METRICS)}", got, '["eq"]')
     refuse_duplicates("scores", scores)
-    has_stages = any(one.has_stages for one in map_specs)
-    has_several_views = any(one.has_several_views for one in map_specs)
+    kinds = {"any", *(one.kind for one in map_specs)}
     for name in scores:
         metric = METRICS[name]
-        if metric.applies_to == "one view" and not has_stages:
+        if metric.applies_to not in kinds and metric.applies_to == "one view":
             needs, got, fix = "a method of one view that starts at features", "none", 'adding "grad-cam"'
-        elif metric.applies_to == "several views" and not has_several_views:
+        elif metric.applies_to not in kinds:
             needs, got, fix = "a method of several views", "none", 'adding "equigrad-cam"'
         elif metric.without_context and context != "none":
             needs = 'context="none": it makes rotated images of its own'

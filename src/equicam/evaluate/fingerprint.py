@@ -2,6 +2,8 @@
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import is_dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ from PIL import Image
 
 from equicam import __version__
 from equicam.evaluate.loading import Sample, load_or_reason
-from equicam.evaluate.spec import EvaluationSpec, MapSpec, describe
+from equicam.evaluate.spec import COVERAGE, EvaluationSpec, MapSpec
 from equicam.explain import equivariant
 from equicam.images.items import digest_groups, digest_items
 from equicam.models.images import as_batch, preprocess_image
@@ -29,7 +31,7 @@ def fingerprint_evaluation(
         "layer": model.layer,
         "preprocessing": _digest_preprocessing(model),
         "classes": model.classes,
-        "methods": {one.name: describe(one) for one in map_specs},
+        "methods": {one.name: _describe(one) for one in map_specs},
         "scores": list(spec.scores),
         "angles": [one.to_plain() for one in spec.presentations],
         "group": spec.group,
@@ -67,3 +69,27 @@ def _digest_preprocessing(model: Model) -> str:
     ramp = np.add.outer(np.arange(300) * 3, np.arange(260) * 5)[..., None] + np.array([0, 80, 160])
     found = preprocess_image(model, Image.fromarray((ramp % 256).astype(np.uint8)))
     return hashlib.sha256(found.contiguous().float().numpy().tobytes()).hexdigest()
+
+
+def _describe(spec: MapSpec) -> str:
+    """A description of a method that is the same from run to run, for fingerprints."""
+    if spec.method is None:
+        return COVERAGE
+    m, f = spec.method, spec.method.fusion
+    parts = [
+        _name(spec.explainer or m.reader.read),
+        _name(m.combine),
+        f"{list(f.views.to_plain())}",
+        f"{f.align_at}→{f.mean_at}",
+        _name(f.weigh),
+        *([] if m.stretched else ["not stretched"]),
+    ]
+    return " · ".join([*parts, spec.condition, f"coverage={spec.times_coverage}", f"blur={spec.blur}"])
+
+
+def _name(fn: Any) -> str:
+    """The name of a function with its options; an object of the caller's by the name of its class."""
+    if isinstance(fn, partial):
+        options = (f"{k}={_name(v) if callable(v) else repr(v)}" for k, v in fn.keywords.items())
+        return f"{_name(fn.func)}({', '.join(options)})"
+    return repr(fn) if is_dataclass(fn) else getattr(fn, "__qualname__", type(fn).__qualname__)

@@ -20,14 +20,7 @@ from equicam.images.arrow_streams import refuse_in_memory
 from equicam.images.decoding import failure_reason
 from equicam.images.files import as_path
 from equicam.images.formats import to_rgb, warn_if_as_stored
-from equicam.images.items import (
-    Item,
-    digest_files,
-    load_item,
-    sample_by_class,
-    upright_box,
-    valid_utf8,
-)
+from equicam.images.items import Item, digest_files, load_item, sample_by_class, upright_box, valid_utf8
 from equicam.images.sources import find_items
 from equicam.models.images import as_batch, as_list, box_mask
 from equicam.models.surround import preprocess_pixels

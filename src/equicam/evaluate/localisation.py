@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
+from numpy.typing import NDArray
 from scipy import ndimage
 from torch import Tensor
 
@@ -41,23 +42,19 @@ def _pointing(plane: Float[Tensor, "H W"], regions: Bool[Tensor, "r H W"]) -> bo
     return bool(regions.flatten(1)[:, plane.argmax()].any())
 
 
+def _boxes(components: NDArray[np.integer[Any]]) -> list[Box]:
+    """The half-open box around each component, numbered from 1."""
+    return [
+        (float(columns.start), float(rows.start), float(columns.stop), float(rows.stop))
+        for rows, columns in ndimage.find_objects(components)
+    ]
+
+
 def _saliency_box(plane: Float[Tensor, "H W"]) -> Box | None:
-    """The half-open box around the largest 4-connected component above 0.3 of the maximum; None without positives."""
+    """The box around the largest 4-connected component above 0.3 of the maximum; None without positives."""
     values = plane.detach().cpu().numpy()
     components, count = ndimage.label(values > THRESHOLD * values.max())
-    if count == 0:
-        return None
-    biggest = int(np.bincount(components.ravel())[1:].argmax()) + 1
-    rows, columns = ndimage.find_objects(components)[biggest - 1]
-    return float(columns.start), float(rows.start), float(columns.stop), float(rows.stop)
-
-
-def _box_around(region: Bool[Tensor, "H W"]) -> Box | None:
-    """The half-open box around a region; None for an empty one."""
-    rows, columns = region.any(1).nonzero().flatten(), region.any(0).nonzero().flatten()
-    if not len(rows):
-        return None
-    return float(columns[0]), float(rows[0]), float(columns[-1]) + 1, float(rows[-1]) + 1
+    return _boxes(components)[int(np.bincount(components.ravel())[1:].argmax())] if count else None
 
 
 def _overlap(a: Box, b: Box) -> float:
@@ -74,10 +71,7 @@ def energy_rows(batch: EvaluatedBatch) -> Iterator[MetricRows]:
     presentations = (Transform(), *batch.presentations)
     absent = torch.tensor([t.region is None for t in batch.truth], device=batch.x.device)
     cropped = absent & torch.tensor([t.cropped for t in batch.truth], device=batch.x.device)
-    missing = (
-        (ReasonCode.NO_LABEL_REGION, absent & ~cropped),
-        (ReasonCode.LABEL_REGION_OUTSIDE, cropped),
-    )
+    missing = ((ReasonCode.NO_LABEL_REGION, absent & ~cropped), (ReasonCode.LABEL_REGION_OUTSIDE, cropped))
     for method, own in batch.methods.items():
         value = torch.full((len(presentations), len(batch.ids)), torch.nan, device=batch.x.device)
         floor = value.clone()
@@ -126,7 +120,7 @@ def _value_and_floor(
     if kind == "pointing":
         return float(_pointing(plane, boxes)), float(boxes[:, height // 2, width // 2].any())
     frame = (0.0, 0.0, float(width), float(height))
-    objects = [box for box in map(_box_around, boxes) if box is not None]
+    objects = [box for mask in boxes for box in _boxes(mask.cpu().numpy().astype(np.int8))]
     both = (_saliency_box(plane), frame)
     best, trivial = (max((_overlap(box, one) for one in objects if box), default=0.0) for box in both)
     return best, trivial

@@ -205,8 +205,8 @@ class MapComputer:
         """
         executor, protocol = self.executors[condition], self.spec.protocol
         methods = {one.name: one.method for one in self._specs(condition) if one.method is not None}
-        presentations = self.spec.presentations
-        kept = _Kept(self.spec.needs_traces, self.spec.needs_views, protocol.views_compared, protocol.region)
+        presentations, of = self.spec.presentations, self.spec.has_metrics_of
+        kept = _Kept(of("one view"), of("several views"), protocol.views_compared, protocol.region)
         presented, checks = self._start(executor, x, methods, None, kept, self._window(Transform()))
         done(1 / (1 + len(presentations)))
         calls, target = [presented], _target(presented)
@@ -223,7 +223,7 @@ class MapComputer:
             checks += more
             done(len(some) / (1 + len(presentations)))
         found = {name: torch.cat([call[name] for call in calls if name in call]) for name in presented}
-        return {name: rows.unflatten(0, (-1, len(x))) for name, rows in found.items()}, checks
+        return {name: rows.view(-1, len(x), *rows.shape[1:]) for name, rows in found.items()}, checks
 
     def _start(
         self,

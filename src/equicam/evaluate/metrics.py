@@ -1,6 +1,6 @@
 """Every metric by name: what it measures, and the rows it makes of an evaluated batch."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -22,6 +22,9 @@ from equicam.evaluate.rows import ReasonCode
 from equicam.evaluate.similarity import compare_planes, region_mask, size_of
 from equicam.evaluate.table import MetricRows
 
+Kind = Literal["any", "one view", "several views"]
+"""Of methods: one view that starts at features, several views, or whichever."""
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -29,7 +32,8 @@ class Metric:
 
     about: str
     rows: Callable[[EvaluatedBatch], Iterator[MetricRows]] = field(repr=False)
-    applies_to: Literal["any", "one view", "several views"] = "any"
+    applies_to: Kind = "any"
+    needs_regions: bool = False  # boxes or label regions of the images
     rotations_only: bool = False
     without_context: bool = False  # it rotates the model's input itself
 
@@ -193,14 +197,19 @@ METRICS: dict[str, Metric] = {
     "insertion": Metric("probability regained as marked pixels return to a blurred image", partial(_curve, kind="insertion")),
     "deletion": Metric("probability kept as marked pixels are blurred (lower is better)", partial(_curve, kind="deletion")),
     "causal": Metric("probability lost without the drift region, and without control regions", _causal, without_context=True),
-    "energy": Metric("share of the saliency in the label region, presented and rotated", energy_rows, rotations_only=True),
-    "pointing": Metric("whether the maximum lies in a box of the object", partial(box_rows, kind="pointing")),
-    "box-iou": Metric("overlap of the map's box with the object's", partial(box_rows, kind="box-iou")),
+    "energy": Metric("share of the saliency in the label region, presented and rotated", energy_rows, needs_regions=True, rotations_only=True),
+    "pointing": Metric("whether the maximum lies in a box of the object", partial(box_rows, kind="pointing"), needs_regions=True),
+    "box-iou": Metric("overlap of the map's box with the object's", partial(box_rows, kind="box-iou"), needs_regions=True),
     "peum": Metric("PEUM (per-image explanation uncertainty): variance of the aligned views, mean over pixels", _peum, applies_to="several views"),
     "disagreement": Metric("1 − mean Pearson over all pairs of aligned views", partial(_of_views, name="disagreement"), applies_to="several views"),
     "stability": Metric("mean Pearson of the presented view's own map with every other view's, aligned", partial(_of_views, name="stability", region="disc"), applies_to="several views"),
     "calibration": Metric("does PEUM lie where the map drifts: Spearman over pixels", _calibration, applies_to="several views"),
 }  # fmt: skip
+
+
+def needs_regions(scores: Iterable[str]) -> bool:
+    """Whether any of these scores needs boxes or label regions."""
+    return any(METRICS[name].needs_regions for name in METRICS.keys() & scores)
 
 
 def scores() -> tuple[str, ...]:

@@ -92,11 +92,13 @@ def pick(
         there = sorted({s for s in table["score"].to_pylist() if s})
         what, fix = f"rows of {score!r} of {method!r} in {region!r}", f'evaluate(…, scores=["{score}"])'
         raise EquicamError(what, "an evaluation that has them", f"scores {', '.join(there)}", fix)
-    numbers = (np.asarray(some[name].to_numpy(), dtype=np.float64) for name in ("angle", "value", "floor"))
+    angles, value, floor = (
+        np.asarray(some[name].to_numpy(), dtype=np.float64) for name in ("angle", "value", "floor")
+    )
     ids, reason, groups = (
         np.array(some[name].to_pylist(), dtype=object) for name in ("id", "reason", "group")
     )
-    return MetricColumn(ids, *numbers, reason, groups, score)
+    return MetricColumn(ids, angles, value, floor, reason, groups, score)
 
 
 def pick_prediction(table: pa.Table, score: str, method: str, *, each_angle: bool = False) -> MetricColumn:

@@ -15,7 +15,7 @@ from equicam.engines.worker import ModelSource, Shard, SharedFolder, load_checke
 from equicam.evaluate.batch import EvaluatedBatch, GroundTruth
 from equicam.evaluate.loading import Load, LoadedImage, load_ahead, load_image, load_or_reason
 from equicam.evaluate.maps import Checks, Done, MapComputer
-from equicam.evaluate.metrics import METRICS, prediction_rows
+from equicam.evaluate.metrics import METRICS, needs_regions, prediction_rows
 from equicam.evaluate.spec import EvaluationSpec
 from equicam.evaluate.table import start_table, unreadable_rows
 from equicam.images.items import Item
@@ -59,8 +59,10 @@ class EvaluationJob:
         return compute
 
     def _load(self) -> Load:
-        model, context = self.preprocessing or load_preprocessing(self.model_source), self.spec.recipe.context
-        return partial(load_image, model, with_regions=self.spec.needs_regions, context=context)
+        model, spec = self.preprocessing or load_preprocessing(self.model_source), self.spec
+        return partial(
+            load_image, model, with_regions=needs_regions(spec.scores), context=spec.recipe.context
+        )
 
 
 def start_shard(

@@ -103,8 +103,8 @@ def compare_planes(
 ) -> tuple[Matrix, Bool[Tensor, "*a i"], Bool[Tensor, "*a j"]]:
     """The similarity of each plane of a set with each of another, 0 with a constant one, and which are constant."""
     if measure == "ssim":
-        constant = (constant_in_region(planes, region, radius) for planes in (a, b))
-        return ssim(a, b, region, radius), *constant
+        constant_a, constant_b = (constant_in_region(planes, region, radius) for planes in (a, b))
+        return ssim(a, b, region, radius), constant_a, constant_b
     (rows_a, constant_a), (rows_b, constant_b) = (
         _ROWS[measure](pixels_in(planes, region, radius)) for planes in (a, b)
     )

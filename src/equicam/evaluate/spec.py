@@ -2,8 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, is_dataclass, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from equicam.core.fusion import Fusion
@@ -11,6 +10,7 @@ from equicam.core.transforms import Transform
 from equicam.core.views import Fill, Views
 from equicam.errors import EquicamError, not_one_of
 from equicam.evaluate.controls import CONTROLS
+from equicam.evaluate.metrics import METRICS, Kind
 from equicam.methods import METHODS, Method, resolve, resolve_fill
 from equicam.protocol import Protocol, find_protocol
 from equicam.readers.reading import external
@@ -25,10 +25,6 @@ IMAGES_PER_SHARD = 16
 """Images that are computed together, and compared with each other for their floors."""
 COVERAGE_VIEWS = Views.evenly(18)
 """The views whose coverage that control shows."""
-VIEW_METRICS = {"peum", "disagreement", "stability", "calibration"}
-"""Metrics of the views of one map."""
-REGION_METRICS = {"energy", "pointing", "box-iou"}
-"""Metrics that need the place of the object."""
 
 
 @dataclass(frozen=True)
@@ -43,21 +39,18 @@ class MapSpec:
     explainer: Any = None  # an explainer of the caller's, `(x, target) → map`
 
     @property
-    def has_several_views(self) -> bool:
-        """Whether it has views that can disagree."""
-        return self.method is not None and len(self.method.fusion.views) > 1
-
-    @property
     def changes_maps(self) -> bool:
         """Whether it is a control that blurs or darkens a method's maps."""
         return self.times_coverage or self.blur is not None
 
     @property
-    def has_stages(self) -> bool:
-        """Whether it has a chain of one view that starts at features."""
-        if self.method is None or self.has_several_views or self.changes_maps:
-            return False
-        return self.method.reader.one_pass
+    def kind(self) -> Kind:
+        """Whether it has several views, which can disagree, or a chain of one view that starts at features."""
+        if self.method is None:
+            return "any"
+        if len(self.method.fusion.views) > 1:
+            return "several views"
+        return "one view" if self.method.reader.one_pass and not self.changes_maps else "any"
 
 
 @dataclass(frozen=True)
@@ -87,20 +80,9 @@ class EvaluationSpec:
         sees_less = self.recipe.fill is None and self.fill == "reflect" and method.fusion.views.radius < 1
         return "coverage" if sees_less else self.fill
 
-    @property
-    def needs_regions(self) -> bool:
-        """Whether a metric needs boxes or label regions."""
-        return bool(REGION_METRICS & set(self.scores))
-
-    @property
-    def needs_views(self) -> bool:
-        """Whether a metric compares the views of a map."""
-        return bool(VIEW_METRICS & set(self.scores))
-
-    @property
-    def needs_traces(self) -> bool:
-        """Whether a metric needs activations and gradients."""
-        return "stages" in self.scores
+    def has_metrics_of(self, kind: Kind) -> bool:
+        """Whether a metric applies to methods of this kind only."""
+        return any(METRICS[name].applies_to == kind for name in self.scores)
 
     def map_specs(self) -> tuple[MapSpec, ...]:
         """Every method by name; the recipe's `views` apply to the methods that have several."""
@@ -133,27 +115,3 @@ class EvaluationSpec:
         if (blur := re.fullmatch(r"blur-(\d+(?:\.\d+)?)", control)) and float(blur[1]) > 0:
             return replace(spec, blur=float(blur[1]))
         raise not_one_of(f"the control of {method!r}", CONTROLS, control, f"{base}@blur-16")
-
-
-def describe(spec: MapSpec) -> str:
-    """A description of a method that is the same from run to run, for fingerprints."""
-    if spec.method is None:
-        return COVERAGE
-    m, f = spec.method, spec.method.fusion
-    parts = [
-        _name(spec.explainer or m.reader.read),
-        _name(m.combine),
-        f"{list(f.views.to_plain())}",
-        f"{f.align_at}→{f.mean_at}",
-        _name(f.weigh),
-        *([] if m.stretched else ["not stretched"]),
-    ]
-    return " · ".join([*parts, spec.condition, f"coverage={spec.times_coverage}", f"blur={spec.blur}"])
-
-
-def _name(fn: Any) -> str:
-    """The name of a function with its options; an object of the caller's by the name of its class."""
-    if isinstance(fn, partial):
-        options = (f"{k}={_name(v) if callable(v) else repr(v)}" for k, v in fn.keywords.items())
-        return f"{_name(fn.func)}({', '.join(options)})"
-    return repr(fn) if is_dataclass(fn) else getattr(fn, "__qualname__", type(fn).__qualname__)

@@ -65,7 +65,7 @@ class _FromCounts:
 
     def __call__(self, *columns: Column | int | float) -> float:
         """Its value over the rows that are defined in every column."""
-        table = _complete_rows(*map(np.atleast_1d, columns))
+        table, _ = _complete(*map(np.atleast_1d, columns))
         rows = table.shape[1]
         once = _Resamples(np.ones((1, rows)), np.arange(rows))
         return float(self.of(*table, once)[0]) if rows else NAN
@@ -136,7 +136,7 @@ def capture(
 
     w is k, or round(worst n) if `worst` is given.
     """
-    s, bad = _complete_rows(signal, badness)
+    (s, bad), _ = _complete(signal, badness)
     k = _count_reviewed(s.size, budget)
     w = k if worst is None else _count_reviewed(s.size, worst)
     # Ties on both sides break independently, so E[overlap] = Σ P(i among the w worst) P(i among the k highest).
@@ -145,19 +145,19 @@ def capture(
 
 def capture_lift(signal: Column, badness: Column, *, budget: int | float = 0.10) -> float:
     """Capture ÷ (k/n): 1 is the lift of a random signal."""
-    n = len(_complete_rows(signal, badness)[0])
+    n = _complete(signal, badness)[0].shape[1]
     return capture(signal, badness, budget=budget) * n / _count_reviewed(n, budget)
 
 
 def _mean_ratio(signal: Column, badness: Column, *, threshold: int | float) -> float:
     """Mean badness where signal ≥ threshold ÷ mean badness of all."""
-    s, bad = _complete_rows(signal, badness)
+    (s, bad), _ = _complete(signal, badness)
     return float(_ratio(mean(bad[s >= threshold]), mean(bad)))
 
 
 def kappa(a: Column, b: Column) -> float:
     """Cohen's κ = (p_o − p_e) / (1 − p_e) of two reviewers' verdicts as codes; NaN where both give one verdict only."""
-    x, y = _complete_rows(a, b)
+    (x, y), _ = _complete(a, b)
     if not x.size:
         return NAN
     codes = np.unique(np.concatenate([x, y]))
@@ -208,9 +208,8 @@ def bootstrap(
     seed: int = 0,
 ) -> Estimate:
     """statistic(*columns) with the percentile interval over resamples of whole clusters (images), or of whole groups."""
-    table = _stack(*columns)
-    kept = _is_complete(table)
-    table, codes = table[:, kept], _cluster_codes(cluster, kept)
+    table, kept = _complete(*columns)
+    codes = _cluster_codes(cluster, kept)
     n = count = int(codes.max(initial=-1)) + 1
     groups = None
     if group is not None:
@@ -303,10 +302,9 @@ def compare(
     With groups the interval resamples groups, and the test takes the mean difference of each group as one observation.
     It leaves out zeros, is exact for up to 50 distinct |d|, else the normal approximation with tie correction.
     """
-    every = np.subtract(*_stack(a, b))
-    found = bootstrap(mean, every, group=group, resamples=resamples, seed=seed)
-    kept = ~np.isnan(every)
-    d, codes = every[kept], _cluster_codes(group, kept)
+    (x, y), kept = _complete(a, b)
+    d, codes = x - y, _cluster_codes(group, kept)
+    found = bootstrap(mean, d, group=None if group is None else codes, resamples=resamples, seed=seed)
     if not d.size:
         return Comparison(found, NAN, NAN, NAN)
     wins = float((d > 0).mean() + (d == 0).mean() / 2)
@@ -408,9 +406,8 @@ def held_out_lift(
 
     With groups, the halves are halves of the groups.
     """
-    table = _stack(signal, badness)
-    kept = _is_complete(table)
-    table, codes = table[:, kept], _cluster_codes(group, kept)
+    table, kept = _complete(signal, badness)
+    codes = _cluster_codes(group, kept)
     count = int(codes.max(initial=-1)) + 1
     if count < 2:
         return HeldOut(NAN, Estimate(NAN, NAN, NAN, 0), NAN, NAN)
@@ -426,27 +423,16 @@ def held_out_lift(
     return HeldOut(threshold, lift, float((second[0] >= threshold).mean()), in_sample)
 
 
-def _stack(*columns: Column) -> Floats:
-    """The columns as rows of one array [columns, rows]."""
+def _complete(*columns: Column) -> tuple[Floats, NDArray[np.bool_]]:
+    """The columns as rows of one array [columns, rows], without those where one has a NaN; and which are left."""
     shapes = [np.shape(c) for c in columns]
     if not columns or len(set(shapes)) > 1 or len(shapes[0]) != 1:
         raise EquicamError("columns", "1-D arrays of one length", shapes, "one entry per row")
     table = np.stack([np.asarray(c, dtype=np.float64) for c in columns])
     if np.isinf(table).any():
         raise EquicamError("columns", "finite numbers or NaN", "inf", "NaN where undefined")
-    return table
-
-
-def _is_complete(table: Floats) -> NDArray[np.bool_]:
-    """Where a row has no NaN."""
-    missing: NDArray[np.bool_] = np.isnan(table).any(axis=0)
-    return ~missing
-
-
-def _complete_rows(*columns: Column) -> Floats:
-    """The rows without a NaN, [columns, rows]."""
-    table = _stack(*columns)
-    return table[:, _is_complete(table)]
+    missing: NDArray[np.bool_] = np.logical_or.reduce(np.isnan(table))
+    return table[:, ~missing], ~missing
 
 
 def _cluster_codes(cluster: Ids | None, kept: NDArray[np.bool_]) -> Indices:

@@ -4,7 +4,7 @@ import itertools
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -246,11 +246,16 @@ def signals(
     cut = np.nanquantile(badness, 0.9) if np.isfinite(badness).any() else np.nan
     worst = np.where(np.isnan(badness), np.nan, badness >= cut)
     wrong = pick(table, "misclassified").by_id(eq.ids)
-    options = {"group": eq.group, "resamples": resamples}
-    boot = partial(statistics.bootstrap, **options)
+    options: dict[str, Any] = {"group": eq.group, "resamples": resamples}
+
+    def boot(statistic: statistics.Statistic, *columns: Column) -> Estimate:
+        return statistics.bootstrap(statistic, *columns, **options)
+
     found: list[SignalSummary] = []
+    peum = None
     for name, signal in _signal_columns(table, method, eq.ids):
-        peum = peum if found else signal
+        behind = None if peum is None else boot(statistics.Gap(statistics.pearson_r), badness, peum, signal)
+        peum = signal if peum is None else peum
         found.append(
             SignalSummary(
                 name,
@@ -260,7 +265,7 @@ def signals(
                 boot(statistics.capture_lift, signal, badness),
                 statistics.held_out_lift(signal, badness, **options),
                 boot(statistics.auroc, signal, wrong),
-                boot(statistics.Gap(statistics.pearson_r), badness, peum, signal) if found else None,
+                behind,
             )
         )
     return found

@@ -39,8 +39,6 @@ def _table(*columns: str, caption: str | None = None) -> Table:
 
 def _main(rows: pa.Table) -> Iterator[Table | str]:
     table = _table("score", "method", "region", "n", "value", "floor", "skill")
-    for column in table.columns:
-        column.no_wrap = True
     remarks = []
     for line in summary.summarise(rows):
         if line.score.startswith("causal-"):
