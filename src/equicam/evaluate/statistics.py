@@ -145,7 +145,7 @@ def capture(
 
 def capture_lift(signal: Column, badness: Column, *, budget: int | float = 0.10) -> float:
     """Capture ÷ (k/n): 1 is the lift of a random signal."""
-    n = _complete(signal, badness)[0].shape[1]
+    n = len(_complete(signal, badness)[0][0])
     return capture(signal, badness, budget=budget) * n / _count_reviewed(n, budget)
 
 
@@ -218,8 +218,8 @@ def bootstrap(
     value = float(statistic(*table)) if n else NAN
     if count < 2:  # one image, or one group, says nothing about the next
         return Estimate(value, NAN, NAN, n, groups)
-    drawn = _draw_counts(count, resamples, seed)
-    found = np.concatenate([_values(statistic, table, _Resamples(counts, codes)) for counts in drawn])
+    chunks = _draw_counts(count, resamples, seed)
+    found = np.concatenate([_values(statistic, table, _Resamples(counts, codes)) for counts in chunks])
     found = found[~np.isnan(found)]
     if 2 * found.size < resamples:
         return Estimate(value, NAN, NAN, n, groups)
