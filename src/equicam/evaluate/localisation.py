@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from numpy.typing import NDArray
 from scipy import ndimage
 from torch import Tensor
 
@@ -42,7 +41,7 @@ def _pointing(plane: Float[Tensor, "H W"], regions: Bool[Tensor, "r H W"]) -> bo
     return bool(regions.flatten(1)[:, plane.argmax()].any())
 
 
-def _boxes(components: NDArray[np.integer[Any]]) -> list[Box]:
+def _boxes(components: np.ndarray) -> list[Box]:
     """The half-open box around each component, numbered from 1."""
     return [
         (float(columns.start), float(rows.start), float(columns.stop), float(rows.stop))

@@ -150,7 +150,7 @@ def by_confidence(table: pa.Table, method: str, *, region: str = "disc") -> list
     """Eq by the probability of the class in the presented image: [e0, e1), …, the last closed."""
     eq = pick(table, "eq", method, region)
     confidence = pick_prediction(table, "presented-confidence", method).by_id(eq.ids)
-    bins = np.digitize(confidence, CONFIDENCE_EDGES[:-1])
+    bins = np.digitize(confidence, CONFIDENCE_EDGES) - (confidence == 1)  # NaN lands behind the last
     return [
         (f"{low:g}–{high:g}", _interval(statistics.mean, eq, np.where(bins == i, eq.value, np.nan)))
         for i, (low, high) in enumerate(itertools.pairwise(CONFIDENCE_EDGES), 1)
@@ -209,10 +209,10 @@ def occlusion_effects(table: pa.Table, method: str, *, region: str = "disc") -> 
     found = []
     for name in regions:
         here, there = (pick(table, f"causal-{name}{frame}", method, region) for frame in ("", "-rotated"))
-        above = statistics.compare(drift.value, here.by_id(drift.ids), group=drift.group)
-        found.append(
-            _OcclusionEffect(name, mean_of(here), mean_of(there), None if name == "drift" else above)
-        )
+        above = None
+        if name != "drift":
+            above = statistics.compare(drift.value, here.by_id(drift.ids), group=drift.group)
+        found.append(_OcclusionEffect(name, mean_of(here), mean_of(there), above))
     return found
 
 
