@@ -99,7 +99,7 @@ def test_costs_are_those_of_one_image_and_one_pass_at_a_time(patches):
         for a in ANGLES:
             moved = equicam.explain(model, rotate(x, a), method="grad-cam", target=own.target).map
             aligned = rotate(moved[:, None], -a)[:, 0]
-            masks = causal.regions(own.map, aligned, "disc", [stream])
+            masks = causal._regions(own.map, aligned, "disc", [stream])
             for name, region in REGIONS.items():
                 after = probabilities(model, torch.where(masks[region][:, None], blurred, x))
                 lost[name].append(float((before - after)[before.argmax()]))

@@ -13,37 +13,24 @@ from equicam.evaluate.equivariance import GROUPS
 from equicam.evaluate.rows import pick
 from tests.conftest import assert_alive, pictures
 
-EVERY = tuple(GROUPS)
 FIXED = torch.rand(32, 32, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 
 
-def moves_with_the_image(x, _target):
-    return x.mean(1).sigmoid()
+def eq(table, method):
+    wanted = ("eq", method, "disc")
+    found = [r for r in table.to_pylist() if (r["score"], r["method"], r["region"]) == wanted]
+    return [r for r in found if r["angle"] is not None]
 
 
-def ignores_the_image(x, _target):
-    return FIXED.expand(len(x), -1, -1)
-
-
-def smooth(count):
-    coarse = pictures(count)
-    return torch.nn.functional.avg_pool2d(coarse, 3, stride=1, padding=1)
-
-
-def eq(table, method, region="disc"):
-    return [
-        r
-        for r in table.to_pylist()
-        if (r["score"], r["method"], r["region"]) == ("eq", method, region) and r["angle"] is not None
-    ]
-
-
-@pytest.mark.parametrize("group", EVERY)
+@pytest.mark.parametrize("group", GROUPS)
 def test_a_map_that_moves_with_its_image_scores_one_and_a_fixed_map_its_floor(cnn, group):
-    x = smooth(4)
-    assert_alive(moves_with_the_image(x, None), FIXED[None])
+    methods = {
+        "moves": lambda x, _target: x.mean(1).sigmoid(),
+        "fixed": lambda x, _target: FIXED.expand(len(x), -1, -1),
+    }
+    x = torch.nn.functional.avg_pool2d(pictures(4), 3, stride=1, padding=1)
+    assert_alive(methods["moves"](x, None), FIXED[None])
     assert (transform_all(x, GROUPS[group]) - x).abs().amax((1, 2, 3, 4)).min() > 0.1
-    methods = {"moves": moves_with_the_image, "fixed": ignores_the_image}
     table = equicam.evaluate(cnn, x, methods=methods, group=group)
     moves, fixed = eq(table, "moves"), eq(table, "fixed")
     assert len(moves) == len(fixed) == 4 * len(GROUPS[group])
@@ -51,31 +38,29 @@ def test_a_map_that_moves_with_its_image_scores_one_and_a_fixed_map_its_floor(cn
     assert max(r["floor"] for r in moves) < 0.9
     assert np.mean([r["floor"] for r in moves]) < 0.4
     assert np.mean([r["value"] for r in fixed]) < 0.6
-    for r in fixed:
-        assert r["value"] == pytest.approx(r["floor"], abs=1e-9)
+    assert [r["value"] for r in fixed] == pytest.approx([r["floor"] for r in fixed], abs=1e-9)
 
 
 @pytest.mark.parametrize(
-    ("group", "angles", "labels"),
+    ("options", "angles", "labels"),
     [
-        ("dihedral", [0, 15, 30, 45, 60, 90, 135, 180], ("0° mirrored", "180° mirrored")),
-        ("scale", [0.8, 0.9, 1.1, 1.25], ("× 0.8", "× 1.25")),
-        ("shift", range(8), ("shifted 5 % right", "shifted 10 % up")),
+        ({"angles": (45, 90)}, [45, 90], ("45°", "90°")),
+        ({"group": "dihedral"}, [0, 15, 30, 45, 60, 90, 135, 180], ("0° mirrored", "180° mirrored")),
+        ({"group": "dihedral", "angles": (0, 90)}, [0, 90], ("0° mirrored", "90° mirrored")),
+        ({"group": "scale"}, [0.8, 0.9, 1.1, 1.25], ("× 0.8", "× 1.25")),
+        ({"group": "shift"}, range(8), ("shifted 5 % right", "shifted 10 % up")),
     ],
 )
-def test_rows_say_how_the_image_was_presented(cnn, group, angles, labels):
-    table = equicam.evaluate(cnn, pictures(2), methods=["grad-cam"], group=group)
+def test_rows_say_how_the_image_was_presented(cnn, options, angles, labels):
+    table = equicam.evaluate(cnn, pictures(2), methods=["grad-cam"], **options)
     rows = eq(table, "grad-cam")
-    assert [r["angle"] for r in rows[::2]] == list(angles)
+    assert [r["angle"] for r in rows] == [*angles] * 2  # image by image
     assert (rows[0]["presentation"], rows[-1]["presentation"]) == labels
     assert len({r["presentation"] for r in rows}) == len(angles)
     about = json.loads(table.schema.metadata[b"equicam"])
-    assert about["group"] == group
+    assert about["group"] == options.get("group", "rotation")
     assert len(about["angles"]) == len(angles)
-    rotations = equicam.evaluate(cnn, pictures(2), methods=["grad-cam"], angles=(45, 90))
-    about = json.loads(rotations.schema.metadata[b"equicam"])
-    assert about["angles"] == [45.0, 90.0]
-    assert about["group"] == "rotation"
+    assert about["angles"] == [45.0, 90.0] or about["group"] != "rotation"
 
 
 @pytest.mark.parametrize("group", ["dihedral", "scale", "shift"])
@@ -89,11 +74,6 @@ def test_every_other_metric_runs_and_undefined_rows_have_a_reason(cnn, group):
     found = {r["score"] for r in rows if not np.isnan(r["value"])}
     assert found >= {"eq-ssim", "stage-activations", "stage-map", "causal-drift-rotated", "calibration"}
     assert all((r["angle"] is None) == (r["presentation"] is None) for r in rows)
-
-
-def test_the_angles_of_reflections_can_be_chosen(cnn):
-    table = equicam.evaluate(cnn, pictures(2), methods=["grad-cam"], group="dihedral", angles=(0, 90))
-    assert {r["presentation"] for r in eq(table, "grad-cam")} == {"0° mirrored", "90° mirrored"}
 
 
 @pytest.mark.parametrize(
@@ -126,11 +106,10 @@ def test_another_group_is_not_resumed(cnn, tmp_path):
 
 
 def test_views_that_scale_are_compared_where_all_of_them_show_something(cnn):
-    views = equicam.Views.scales(0.5, 1, 2)
-    x = pictures(3)
-    e = equicam.explain(cnn, x, method="equigrad-cam-out", views=views)
+    x, options = pictures(3), {"views": equicam.Views.scales(0.5, 1, 2)}
+    e = equicam.explain(cnn, x, method="equigrad-cam-out", **options)
     rows = equicam.evaluate(
-        cnn, x, methods=["equigrad-cam-out"], scores=["stability"], views=views, angles=[90]
+        cnn, x, methods=["equigrad-cam-out"], scores=["stability"], angles=[90], **options
     )
     found = pick(rows, "stability", "equigrad-cam-out", "disc").value
     assert found == pytest.approx(e.stability.double().numpy(), abs=1e-5)
@@ -139,18 +118,20 @@ def test_views_that_scale_are_compared_where_all_of_them_show_something(cnn):
 
 def test_the_fill_of_views_does_not_change_the_rotated_reference(cnn):
     x, options = pictures(3), {"methods": ["grad-cam"], "scores": ["eq"], "angles": [45]}
-    plain = pick(equicam.evaluate(cnn, x, **options), "eq", "grad-cam", "full").value
-    for more in ({"views": equicam.Views.scales(0.8, 1)}, {"recipe": equicam.Recipe(fill="coverage")}):
-        found = pick(equicam.evaluate(cnn, x, **options, **more), "eq", "grad-cam", "full").value
+    plain, *others = (
+        pick(equicam.evaluate(cnn, x, **options, **more), "eq", "grad-cam", "full").value
+        for more in ({}, {"views": equicam.Views.scales(0.8, 1)}, {"recipe": equicam.Recipe(fill="coverage")})
+    )
+    for found in others:
         assert found == pytest.approx(plain, abs=1e-9)
 
 
 def test_a_fusion_that_scales_has_the_fill_that_explain_gives_it(cnn):
-    fusion = equicam.Fusion(equicam.Views.scales(0.7, 1, 1.4), "map", "map")
-    x = pictures(2)
-    peum = equicam.explain(cnn, x, method=fusion).peum_score.double().numpy()
+    x, fusion = pictures(2), equicam.Fusion(equicam.Views.scales(0.7, 1, 1.4), "map", "map")
+    peum, reflected = (
+        equicam.explain(cnn, x, method=fusion, **more).peum_score.double().numpy()
+        for more in ({}, {"recipe": equicam.Recipe(fill="reflect")})
+    )
     rows = equicam.evaluate(cnn, x, methods={"mine": fusion}, scores=["peum"], angles=[90])
     assert pick(rows, "peum", "mine", "full").value == pytest.approx(peum, rel=1e-4)
-    assert equicam.explain(
-        cnn, x, method=fusion, recipe=equicam.Recipe(fill="reflect")
-    ).peum_score.double().numpy() != pytest.approx(peum, rel=1e-2)
+    assert reflected != pytest.approx(peum, rel=1e-2)

@@ -13,8 +13,8 @@ from sklearn.metrics import cohen_kappa_score, roc_auc_score
 
 from equicam.errors import EquicamError
 from equicam.evaluate.statistics import (
-    Estimate,
     Gap,
+    _mean_ratio,
     auroc,
     bonferroni,
     bootstrap,
@@ -26,7 +26,6 @@ from equicam.evaluate.statistics import (
     holm,
     kappa,
     mean,
-    mean_ratio,
     pearson,
     pearson_r,
     proportion,
@@ -35,7 +34,6 @@ from equicam.evaluate.statistics import (
     spearman_r,
     weighted_mean,
 )
-from equicam.evaluate.summary import means_by_bin
 
 NAN = float("nan")
 EMPTY = np.array([])
@@ -59,6 +57,11 @@ def noise(n, seed=0, *, nan=0.0):
     return values
 
 
+def plain(statistic):
+    """The same, but computed resample by resample."""
+    return lambda *columns: statistic(*columns)
+
+
 # Means
 
 
@@ -68,6 +71,7 @@ def test_means_leave_nan_out():
     assert skill(numbers(0.8, 0.6, 0.1), numbers(0.3, 0.1, NAN)) == pytest.approx(0.5 / 0.8)
     assert skill(0.98, 0.2) == pytest.approx(0.975)
     assert mean(np.array([True, False])) == 0.5
+    assert _mean_ratio(numbers(1, 2, 3, NAN), numbers(1, 3, 5, 9), threshold=2) == 4 / 3
 
 
 @pytest.mark.parametrize(
@@ -87,8 +91,11 @@ def test_means_leave_nan_out():
         spearman_r(EMPTY, EMPTY),
         capture(EMPTY, EMPTY),
         capture_lift(EMPTY, EMPTY),
-        mean_ratio(numbers(1, 2), numbers(1, 2), threshold=3),
-        mean_ratio(numbers(1, 2), numbers(0, 0), threshold=1),
+        _mean_ratio(numbers(1, 2), numbers(1, 2), threshold=3),
+        _mean_ratio(numbers(1, 2), numbers(0, 0), threshold=1),
+        kappa(numbers(1, 1), numbers(1, 1)),
+        kappa(EMPTY, EMPTY),
+        held_out_lift(numbers(1), numbers(1)).lift.value,
     ],
 )
 def test_undefined_is_nan(value):
@@ -110,9 +117,9 @@ def slow_bootstrap(statistic, columns, cluster, *, resamples, level, seed):
 
 
 IDS = ["b", "a", "c", "a", "b", "e", "c", "c", "d", "e", "f", "a"]
-
-
-@pytest.mark.parametrize(
+PATIENTS = np.array([3, 1, 1, 2, 3, 3, 2, 1, 4, 4, 5, 5])
+DRAWS = {"resamples": 300, "level": 0.8, "seed": 7}
+OF_IDS = pytest.mark.parametrize(
     ("statistic", "columns"),
     [
         (mean, [noise(12)]),
@@ -123,39 +130,59 @@ IDS = ["b", "a", "c", "a", "b", "e", "c", "c", "d", "e", "f", "a"]
         (lambda a, b: float(np.median(a) * b.max()), [noise(12), noise(12, 1)]),
     ],
 )
+
+
+@OF_IDS
 @pytest.mark.parametrize("cluster", [IDS, np.array([ord(i) for i in IDS]), np.array(IDS, dtype=object)])
 def test_bootstrap_is_the_slow_loop(statistic, columns, cluster):
-    found = bootstrap(statistic, *columns, cluster=cluster, resamples=300, level=0.8, seed=7)
-    low, high = slow_bootstrap(statistic, columns, IDS, resamples=300, level=0.8, seed=7)
+    found = bootstrap(statistic, *columns, cluster=cluster, **DRAWS)
+    low, high = slow_bootstrap(statistic, columns, IDS, **DRAWS)
     assert low < high
     assert (found.low, found.high) == pytest.approx((low, high), rel=1e-12)
     assert (found.value, found.n) == (pytest.approx(statistic(*columns)), 6)
 
 
-@pytest.mark.parametrize(("statistic", "count"), [(mean, 1), (weighted_mean, 2), (skill, 2)])
-@pytest.mark.parametrize("cluster", [None, np.arange(3000) // 2])
-def test_sums_and_rows_draw_the_same_images(statistic, count, cluster):
-    columns = [np.abs(noise(3000, i, nan=0.05)) for i in range(count)]
-    find = partial(bootstrap, cluster=cluster, resamples=800, seed=3)  # more than one chunk of draws
-    fast, slow = find(statistic, *columns), find(lambda *c: statistic(*c), *columns)
+@OF_IDS
+def test_with_groups_the_slow_loop_draws_groups(statistic, columns):
+    found = bootstrap(statistic, *columns, cluster=IDS, group=PATIENTS, **DRAWS)
+    low, high = slow_bootstrap(statistic, columns, list(PATIENTS), **DRAWS)
+    assert low < high
+    # wider than the percentiles, as Student's t with 4 degrees of freedom is wider than the normal distribution
+    wider = scipy.stats.t.ppf(0.9, 4) / scipy.stats.norm.ppf(0.9) * sqrt(5 / 4)
+    assert wider > 1.3
+    value = statistic(*columns)
+    wide = np.array([value - wider * (value - low), value + wider * (high - value)])
+    if statistic in (pearson_r, spearman_r):
+        wide = wide.clip(-1, 1)
+    elif statistic in (mean, weighted_mean):
+        wide = wide.clip(columns[0].min(), columns[0].max())
+    assert (found.low, found.high) == pytest.approx(tuple(wide), rel=1e-12)
+    assert (found.value, found.n, found.groups) == (pytest.approx(value), 6, 5)
+    by_image = bootstrap(statistic, *columns, cluster=IDS, **DRAWS)
+    assert (by_image.groups, by_image.value) == (None, found.value)
+    assert by_image.low != found.low
+
+
+@pytest.mark.parametrize("paired", [False, True])
+@pytest.mark.parametrize(
+    ("statistic", "rows", "of"),
+    [
+        (mean, 3000, lambda columns: columns[:1]),
+        (weighted_mean, 3000, lambda columns: columns[:2]),
+        (skill, 3000, lambda columns: columns[:2]),
+        (spearman_r, 300, lambda columns: columns[:2]),
+        (auroc, 300, lambda columns: (columns[0], np.where(np.isnan(columns[1]), NAN, columns[1] > 0.5))),
+    ],
+)
+def test_counts_and_rows_draw_the_same_images(statistic, rows, of, paired):
+    columns = of([np.abs(noise(rows, i, nan=0.05)).round(2 if rows < 1000 else 9) for i in range(2)])
+    cluster = np.arange(rows) // 2 if paired else None
+    # 800 resamples of 3,000 rows are more than one chunk of draws
+    find = partial(bootstrap, cluster=cluster, resamples=800 if rows > 1000 else 200, seed=3)
+    fast, slow = find(statistic, *columns), find(plain(statistic), *columns)
     assert unpack(fast) == pytest.approx(unpack(slow), rel=1e-12)
     assert fast.low < fast.value < fast.high
-    assert find(mean, columns[0], seed=4).low != find(mean, columns[0]).low
-
-
-@pytest.mark.parametrize("cluster", [None, np.arange(300) // 2])
-def test_counts_and_rows_draw_the_same_images(cluster):
-    signal, other, drift = (noise(300, i, nan=0.05).round(1) for i in range(3))
-    bad = np.where(np.isnan(drift), NAN, drift > 0.5)
-    assert 0 < np.nansum(bad) < 150
-    assert len(np.unique(signal)) < 100  # ties
-    find = partial(bootstrap, cluster=cluster, resamples=200)
-    for statistic, columns in ((auroc, (signal, bad)), (spearman_r, (signal, drift))):
-        fast, slow = find(statistic, *columns), find(lambda *c, of=statistic: of(*c), *columns)
-        assert unpack(fast) == pytest.approx(unpack(slow), rel=1e-12)
-    gap = partial(bootstrap, cluster=cluster, resamples=200)
-    fast, slow = gap(Gap(auroc), bad, signal, other), gap(Gap(lambda *c: auroc(*c)), bad, signal, other)
-    assert unpack(fast) == pytest.approx(unpack(slow), rel=1e-10)
+    assert find(statistic, *columns, seed=4).low != fast.low
 
 
 def test_bootstrap_counts_images_with_a_defined_row():
@@ -165,11 +192,17 @@ def test_bootstrap_counts_images_with_a_defined_row():
     assert (found.low, found.high) == (1, 4.5)
 
 
-def test_bootstrap_without_images_or_with_one_has_no_interval():
-    assert unpack(bootstrap(mean, EMPTY)) == pytest.approx((NAN, NAN, NAN, 0), nan_ok=True)
-    assert unpack(bootstrap(mean, numbers(NAN))) == pytest.approx((NAN, NAN, NAN, 0), nan_ok=True)
-    one = bootstrap(mean, numbers(1, 2), cluster=["a", "a"])
-    assert unpack(one) == pytest.approx((1.5, NAN, NAN, 1), nan_ok=True)
+def test_nothing_one_image_or_one_group_has_no_interval():
+    for found, value, n in (
+        (bootstrap(mean, EMPTY), NAN, 0),
+        (bootstrap(mean, numbers(NAN)), NAN, 0),
+        (bootstrap(mean, numbers(1, 2), cluster=["a", "a"]), 1.5, 1),
+        (proportion(0, 0), NAN, 0),
+    ):
+        assert unpack(found) == pytest.approx((value, NAN, NAN, n), nan_ok=True)
+    found = bootstrap(mean, numbers(1, 2, 3), group=["a", "a", "a"])
+    assert (found.value, found.n, found.groups) == (2, 3, 1)
+    assert isnan(found.low)
 
 
 def test_undefined_resamples_are_left_out_until_they_are_the_most():
@@ -180,17 +213,7 @@ def test_undefined_resamples_are_left_out_until_they_are_the_most():
     # P(the one positive is drawn) = 1 − (29/30)^30 = .64: defined often enough
     assert not isnan(bootstrap(auroc, signal, few, resamples=400).low)
     undefined = bootstrap(lambda v: 1.0 if len(set(v)) == 30 else NAN, signal, resamples=100)
-    assert undefined.value == 1
-    assert isnan(undefined.low)
-    assert isnan(undefined.high)
-
-
-def test_the_interval_of_a_mean_is_the_textbooks():
-    """The percentile interval of a normal mean is mean ± 1.96 sd/√n."""
-    values = noise(4000)
-    found = bootstrap(mean, values)
-    half = 1.96 * values.std() / 4000**0.5
-    assert (found.low, found.high) == pytest.approx((found.value - half, found.value + half), abs=half / 10)
+    assert unpack(undefined) == pytest.approx((1, NAN, NAN, 30), nan_ok=True)
 
 
 def test_intervals_by_image_cover_and_those_by_pair_do_not():
@@ -209,41 +232,6 @@ def test_intervals_by_image_cover_and_those_by_pair_do_not():
 
 # Groups
 
-PATIENTS = np.array([3, 1, 1, 2, 3, 3, 2, 1, 4, 4, 5, 5])
-
-
-@pytest.mark.parametrize(
-    ("statistic", "columns"),
-    [
-        (mean, [noise(12)]),
-        (pearson_r, [noise(12), noise(12, 1)]),
-        (spearman_r, [noise(12).round(), noise(12, 1)]),
-        (lambda a, b: float(np.median(a) * b.max()), [noise(12), noise(12, 1)]),
-    ],
-)
-def test_with_groups_the_slow_loop_draws_groups(statistic, columns):
-    found = bootstrap(statistic, *columns, cluster=IDS, group=PATIENTS, resamples=300, level=0.8, seed=7)
-    low, high = slow_bootstrap(statistic, columns, list(PATIENTS), resamples=300, level=0.8, seed=7)
-    assert low < high
-    # wider than the percentiles, as Student's t with 4 degrees of freedom is wider than the normal distribution
-    wider = scipy.stats.t.ppf(0.9, 4) / scipy.stats.norm.ppf(0.9) * sqrt(5 / 4)
-    assert wider > 1.3
-    value = statistic(*columns)
-    wide = np.array([value - wider * (value - low), value + wider * (high - value)])
-    if statistic in (pearson_r, spearman_r):
-        wide = wide.clip(-1, 1)
-    assert (found.low, found.high) == pytest.approx(tuple(wide), rel=1e-12)
-    assert (found.value, found.n, found.groups) == (pytest.approx(value), 6, 5)
-    by_image = bootstrap(statistic, *columns, cluster=IDS, resamples=300, level=0.8, seed=7)
-    assert (by_image.groups, by_image.value) == (None, found.value)
-    assert by_image.low != found.low
-
-
-def test_one_group_has_no_interval():
-    found = bootstrap(mean, numbers(1, 2, 3), group=["a", "a", "a"])
-    assert (found.value, found.n, found.groups) == (2, 3, 1)
-    assert isnan(found.low)
-
 
 def test_intervals_by_group_cover_and_those_by_image_do_not():
     """Means, paired differences and correlations of images of 40 patients that differ from each other."""
@@ -257,7 +245,7 @@ def test_intervals_by_group_cover_and_those_by_image_do_not():
             options = {"group": of, "resamples": 250, "seed": seed}
             for what, found in (
                 ("mean", bootstrap(mean, a, **options)),
-                ("difference", compare(a, b, **options)),
+                ("difference", compare(a, b, **options).difference),
                 ("correlation", pearson(a, c, **options)),
             ):
                 hit[what, name] += found.low <= 0 <= found.high
@@ -291,6 +279,13 @@ def test_an_interval_over_groups_stays_within_what_is_possible():
     signal = np.concatenate([np.arange(20), np.arange(20)]).astype(float)
     found = pearson(signal, signal + 1e-3 * noise(40), group=np.arange(40) // 20, resamples=200)
     assert found.high <= 1
+    badness, signal, group = noise(60), noise(60, 3), np.arange(60) // 12
+    found, unbounded = (
+        bootstrap(of, signal, badness, group=group, resamples=200)
+        for of in (capture_lift, plain(capture_lift))
+    )
+    assert found.value == unbounded.value > 0 > unbounded.low
+    assert (found.low, found.high) == (0, unbounded.high)
 
 
 def test_the_paired_test_takes_a_group_as_one_observation():
@@ -298,68 +293,66 @@ def test_the_paired_test_takes_a_group_as_one_observation():
     group = np.repeat(np.arange(24), 30)
     difference_of_groups = rng.normal(0.3, 1, size=24)
     d = difference_of_groups[group] + 0.1 * rng.normal(size=len(group))
-    zeros = np.zeros_like(d)
-    by_image, by_group = compare(d, zeros), compare(d, zeros, group=group)
+    by_image, by_group = compare(d, 0 * d), compare(d, 0 * d, group=group)
     means = np.array([d[group == g].mean() for g in range(24)])
     p = scipy.stats.wilcoxon(means, alternative="greater").pvalue
     assert by_group.log10_p == pytest.approx(log10(p))
     assert by_image.log10_p < by_group.log10_p - 5
-    assert (by_group.n, by_group.groups, by_group.mean) == (720, 24, pytest.approx(by_image.mean))
-    assert by_group.difference == Estimate(by_group.mean, by_group.low, by_group.high, 720, 24)
+    assert by_group.difference == bootstrap(mean, d, group=group)
+    assert (by_group.difference.n, by_group.difference.groups) == (720, 24)
 
 
-def test_correlations_of_grouped_images_have_no_p():
-    a, b = noise(24), noise(24, 1)
-    group = np.arange(24) // 3
-    found = pearson(a, b, group=group)
-    assert found.groups == 8
-    assert isnan(found.log10_p)
-    assert not isnan(pearson(a, b).log10_p)
+def test_clustered_or_grouped_correlations_have_no_p():
+    image = np.repeat(noise(40), 7)
+    a, b = image + 0.1 * noise(280, 1), np.repeat(noise(40, 2), 7) + 0.1 * noise(280, 3)
+    of_image = np.repeat(np.arange(40), 7)
+    apart, together = pearson(a, b), pearson(a, b, cluster=of_image, resamples=500)
+    grouped = pearson(a, b, group=of_image // 5)
+    assert (apart.n, together.n, together.r, grouped.groups) == (280, 40, apart.r, 8)
+    assert [isnan(one.log10_p) for one in (apart, together, grouped)] == [False, True, True]
+    assert together.high - together.low > 1.8 * (apart.high - apart.low)
 
 
-def test_a_threshold_is_held_out_by_group():
-    """Images that repeat within a group are on one side of the split."""
-    group = np.repeat(np.arange(30), 4)
-    signal, badness = noise(30)[group], np.abs(noise(30, 1))[group]
-    found = held_out_lift(signal, badness, group=group, resamples=50, seed=1)
-    half = np.random.default_rng(1).permutation(30)[:15]
-    assert found.threshold == pytest.approx(np.quantile(signal[np.isin(group, half)], 0.9))
-    assert (found.lift.n, found.lift.groups) == (60, 15)
+# Shares
 
 
-# Pools, means_by_bin, proportions
-
-
-def test_pooled_is_the_mean_over_pairs_not_over_image_means():
-    values, cluster = numbers(1, 1, 1, 5), ["a", "a", "a", "b"]
-    assert bootstrap(mean, values, cluster=cluster).value == 2
-    assert bootstrap(weighted_mean, values, numbers(1, 1, 1, 3), cluster=cluster).value == 3
-    assert bootstrap(mean, values, cluster=cluster).n == 2
-
-
-def test_strata_are_half_open_and_the_last_closed():
-    values = numbers(1, 2, 3, 4, 5, 6, 7, NAN)
-    by = numbers(0.0, 0.19, 0.2, 0.4, 0.41, NAN, -0.1, 0.3)
-    low, high, none = means_by_bin(values, by, edges=[0, 0.2, 0.4, 0.405])
-    assert (low[0], low[1].value, low[1].n) == ("0–0.2", 1.5, 2)
-    assert (high[0], high[1].value, high[1].n) == ("0.2–0.4", 3, 1)
-    assert (none[0], none[1].value, none[1].n) == ("0.4–0.405", 4, 1)
-    closed = means_by_bin(values, by, edges=numbers(0, 0.2, 0.4), cluster=list("aabbcdef"))
-    assert [(e.value, e.n) for _, e in closed] == [(1.5, 1), (3.5, 1)]
-    ((_, empty),) = means_by_bin(values, by, edges=[2, 3])
-    assert (isnan(empty.value), empty.n) == (True, 0)
-
-
-@pytest.mark.parametrize(("k", "n"), [(0, 9), (1, 9), (5, 40), (9, 9), (600, 1000)])
-@pytest.mark.parametrize("level", [0.9, 0.95])
-def test_proportion_is_wilson(k, n, level):
-    ci = scipy.stats.binomtest(k, n).proportion_ci(level, method="wilson")
-    assert unpack(proportion(k, n, level=level)) == pytest.approx((k / n, ci.low, ci.high, n), abs=1e-12)
-
-
-def test_proportion_at_the_ends():
+def test_proportion_is_wilson():
+    z, p, n = scipy.stats.norm.ppf(0.95), 5 / 40, 40
+    centre, half = p + z**2 / (2 * n), z * sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
+    interval = ((centre - half) / (1 + z**2 / n), (centre + half) / (1 + z**2 / n))
+    assert unpack(proportion(5, 40, level=0.9)) == pytest.approx((p, *interval, n), abs=1e-12)
     assert (proportion(0, 7).low, proportion(10, 10).high) == (0, 1)
-    assert unpack(proportion(0, 0)) == pytest.approx((NAN, NAN, NAN, 0), nan_ok=True)
+
+
+def test_difference_is_newcombes():
+    """His first worked example: 56/70 against 48/80, by the score method without continuity correction."""
+    found = difference(proportion(56, 70), proportion(48, 80))
+    assert (found.value, found.low, found.high) == pytest.approx((0.2, 0.0524, 0.3339), abs=5e-5)
+    none = difference(proportion(0, 10), proportion(0, 20))
+    assert none.low < 0 < none.high
+    assert isnan(difference(proportion(1, 2), proportion(0, 0)).low)
+
+
+def test_the_difference_covers_the_truth_as_often_as_it_says():
+    rng = np.random.default_rng(3)
+    a, b = rng.binomial(40, 0.5, 1500), rng.binomial(15, 0.2, 1500)
+    found = [difference(proportion(int(x), 40), proportion(int(y), 15)) for x, y in zip(a, b, strict=True)]
+    assert 0.93 < np.mean([d.low <= 0.3 <= d.high for d in found]) < 0.98
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_kappa_is_that_of_sklearn(seed):
+    rng = np.random.default_rng(seed)
+    a = rng.integers(0, 5, 80)
+    b = np.where(rng.random(80) < 0.6, a, rng.integers(0, 5, 80))
+    assert kappa(a.astype(float), b.astype(float)) == pytest.approx(cohen_kappa_score(a, b), abs=1e-12)
+
+
+def test_kappa_at_its_ends():
+    a = numbers(0, 1, 2, 0)
+    assert kappa(a, a) == 1
+    assert kappa(numbers(0, 1, 0, 1), numbers(1, 0, 1, 0)) == -1
+    assert kappa(numbers(0, 0, 1, 1), numbers(0, 1, 0, 1)) == 0
 
 
 # Tests
@@ -386,10 +379,10 @@ def test_compare_has_scipys_wilcoxon(n, digits, method, shift):
     assert found.log10_p == pytest.approx(log10(reference.pvalue), rel=1e-9, abs=1e-12)
 
 
-def test_small_samples_with_ties_or_zeros_are_asymptotic():
-    for d in (numbers(1, 1, 2, 3), numbers(0, 1, 2, 3)):
-        reference = scipy.stats.wilcoxon(d, alternative="greater", method="asymptotic", correction=False)
-        assert compare(d, 0 * d).log10_p == pytest.approx(log10(reference.pvalue))
+@pytest.mark.parametrize("d", [numbers(1, 1, 2, 3), numbers(0, 1, 2, 3)])
+def test_small_samples_with_ties_or_zeros_are_asymptotic(d):
+    reference = scipy.stats.wilcoxon(d, alternative="greater", method="asymptotic", correction=False)
+    assert compare(d, 0 * d).log10_p == pytest.approx(log10(reference.pvalue))
 
 
 def test_compare_does_not_underflow():
@@ -403,33 +396,15 @@ def test_compare_does_not_underflow():
 
 def test_compare_by_hand():
     found = compare(numbers(3, 5, 1, 4, NAN, 2), numbers(1, 1, 2, 4, 0, NAN))
-    d = numbers(2, 4, -1, 0)  # ranks of the non-zero: 2, 3, 1
-    assert (found.n, found.mean, found.median) == (4, 1.25, 1.0)
-    assert found.rank_biserial == pytest.approx((2 + 3 - 1) / 6)
-    assert found.dz == pytest.approx(scipy.stats.ttest_1samp(d, 0).statistic / 4**0.5)
+    assert found.difference == bootstrap(mean, numbers(2, 4, -1, 0))
+    assert found.rank_biserial == pytest.approx((2 + 3 - 1) / 6)  # ranks of the non-zero: 2, 3, 1
     assert found.wins == (2 + 0.5) / 4
-    same = bootstrap(mean, d)
-    assert (found.low, found.high) == (same.low, same.high)
-
-
-def test_compare_of_equals_and_of_nothing():
     equal = compare(numbers(1, 2, 3), numbers(1, 2, 3))
-    assert (equal.mean, equal.log10_p, equal.wins) == (0, 0, 0.5)
+    assert (equal.difference.value, equal.log10_p, equal.wins) == (0, 0, 0.5)
     assert isnan(equal.rank_biserial)
-    assert isnan(equal.dz)
-    assert isnan(compare(numbers(0.3, 0.4, 0.5), numbers(0.2, 0.3, 0.4)).dz)  # constant to rounding
     none = compare(numbers(NAN), numbers(1))
-    assert none.n == 0
-    assert all(isnan(v) for v in unpack(none)[1:])
-
-
-def adjusted_one_by_one(ps):
-    """Holm as a rule: going up, p_(j) (m − j), never below its forerunner."""
-    out, running, m = dict.fromkeys(range(len(ps)), NAN), 0.0, sum(not isnan(p) for p in ps)
-    for j, i in enumerate(sorted((i for i, p in enumerate(ps) if not isnan(p)), key=lambda i: ps[i])):
-        running = max(running, min(1.0, ps[i] * (m - j)))
-        out[i] = running
-    return list(out.values())
+    assert none.difference.n == 0
+    assert all(isnan(v) for v in (*astuple(none.difference)[:3], *astuple(none)[1:]))
 
 
 def test_corrections_by_hand():
@@ -441,14 +416,6 @@ def test_corrections_by_hand():
     for correct in (bonferroni, holm):
         assert np.isnan(correct(numbers(NAN, NAN))).all()
         assert correct(EMPTY).size == 0
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_holm_is_the_stepwise_rule(seed):
-    ps = np.random.default_rng(seed).random(12) ** 4
-    ps[seed] = NAN
-    ps[-1] = ps[-2]
-    assert 10 ** holm(np.log10(ps)) == pytest.approx(adjusted_one_by_one(list(ps)), nan_ok=True)
 
 
 # Correlations
@@ -491,16 +458,6 @@ def test_a_correlations_p_does_not_underflow(n, r):
     assert found.log10_p == pytest.approx(expected, rel=1e-7)
 
 
-def test_a_clustered_correlation_has_an_interval_by_image_and_no_p():
-    image = np.repeat(noise(40), 7)
-    a, b = image + 0.1 * noise(280, 1), np.repeat(noise(40, 2), 7) + 0.1 * noise(280, 3)
-    apart = pearson(a, b)
-    together = pearson(a, b, cluster=np.repeat(np.arange(40), 7), resamples=500)
-    assert (apart.n, together.n, together.r) == (280, 40, apart.r)
-    assert isnan(together.log10_p)
-    assert together.high - together.low > 1.8 * (apart.high - apart.low)
-
-
 def test_a_correlations_edges():
     assert pearson(numbers(1, 2, 3), numbers(2, 4, 6)).log10_p == -np.inf
     assert isnan(pearson(numbers(1, 2), numbers(2, 4)).log10_p)
@@ -539,28 +496,11 @@ def test_capture_is_the_mean_over_all_orders_of_ties(seed, budget):
 
 def test_capture_by_hand():
     badness = np.arange(100.0)
-    assert capture(badness, badness) == 1
-    assert capture_lift(badness, badness) == 10
-    assert capture(-badness, badness) == 0
-    assert capture(np.zeros(100), badness) == pytest.approx(0.1)
-    assert capture_lift(np.zeros(100), badness) == pytest.approx(1)
+    for signal, captured in ((badness, 1), (-badness, 0), (np.zeros(100), 0.1)):
+        assert capture(signal, badness) == pytest.approx(captured)
+        assert capture_lift(signal, badness) == pytest.approx(10 * captured)
     assert capture(np.append(badness, NAN), np.append(badness, 1e9)) == 1
     assert bootstrap(capture_lift, badness, badness, resamples=50).n == 100
-
-
-def test_the_interval_of_a_lift_is_not_below_0():
-    """Intervals over few groups are widened, but no share can be negative."""
-    badness, signal, group = noise(60), noise(60, 3), np.arange(60) // 12
-    unbounded = bootstrap(
-        lambda *columns: capture_lift(*columns), signal, badness, group=group, resamples=200
-    )
-    found = bootstrap(capture_lift, signal, badness, group=group, resamples=200)
-    assert found.value == unbounded.value > 0 > unbounded.low
-    assert (found.low, found.high) == (0, unbounded.high)
-
-
-def test_mean_ratio_reviews_the_threshold_itself():
-    assert mean_ratio(numbers(1, 2, 3, NAN), numbers(1, 3, 5, 9), threshold=2) == 4 / 3
 
 
 def test_held_out_lift_is_the_audit_step_by_step():
@@ -581,98 +521,52 @@ def test_held_out_lift_is_the_audit_step_by_step():
     top = kept[signal[kept] >= np.percentile(signal[kept], 90)]
     assert found.in_sample == pytest.approx(badness[top].mean() / badness[kept].mean())
     assert found.in_sample > 1.5
-
-
-def test_held_out_lift_needs_two_images():
-    assert isnan(held_out_lift(numbers(1), numbers(1)).lift.value)
     assert held_out_lift(numbers(1, 2), numbers(1, 2)).lift.n == 1
 
 
-@pytest.mark.parametrize("statistic", [pearson_r, spearman_r, capture])
+def test_a_threshold_is_held_out_by_group():
+    """Images that repeat within a group are on one side of the split."""
+    group = np.repeat(np.arange(30), 4)
+    signal, badness = noise(30)[group], np.abs(noise(30, 1))[group]
+    found = held_out_lift(signal, badness, group=group, resamples=50, seed=1)
+    half = np.random.default_rng(1).permutation(30)[:15]
+    assert found.threshold == pytest.approx(np.quantile(signal[np.isin(group, half)], 0.9))
+    assert (found.lift.n, found.lift.groups) == (60, 15)
+
+
+@pytest.mark.parametrize("statistic", [pearson_r, spearman_r, capture, auroc])
 def test_a_gap_is_of_one_draw(statistic):
     target = noise(200)
     good, poor = target + 0.5 * noise(200, 1), target + 2 * noise(200, 2)
-    found = bootstrap(Gap(statistic), target, good, poor, resamples=200)
+    target = target > 0 if statistic is auroc else target
+    found, slow = (
+        bootstrap(Gap(of), target, good, poor, resamples=100) for of in (statistic, plain(statistic))
+    )
     assert found.value == statistic(good, target) - statistic(poor, target)
     assert found.low < found.value < found.high
-    none = bootstrap(Gap(statistic), target, good, good.copy(), resamples=50)
-    assert unpack(none) == (0, 0, 0, 200)
-
-
-def test_a_gap_hands_the_target_second():
-    target = (noise(100) > 0).astype(float)
-    found = bootstrap(Gap(auroc), target, target + noise(100, 1), noise(100, 2), resamples=100)
-    assert found.value == auroc(target + noise(100, 1), target) - auroc(noise(100, 2), target)
+    assert unpack(found) == pytest.approx(unpack(slow), rel=1e-10)
+    assert unpack(bootstrap(Gap(statistic), target, good, good.copy(), resamples=50)) == (0, 0, 0, 200)
 
 
 # Errors
 
 
 @pytest.mark.parametrize(
-    ("call", "text"),
+    ("call", "what"),
     [
-        (
-            lambda: pearson_r(numbers(1, 2), numbers(1)),
-            r"columns needs 1-D arrays of one length, got \[\(2,\), \(1,\)\]",
-        ),
-        (lambda: mean(np.ones((2, 2))), "1-D"),
-        (lambda: bootstrap(mean), "1-D"),
-        (lambda: mean(numbers(1, np.inf)), "finite numbers or NaN"),
-        (lambda: weighted_mean(numbers(1), numbers(-1)), "weights needs numbers ≥ 0"),
-        (lambda: bootstrap(mean, numbers(1, 2), cluster=["a"]), "cluster needs 2 string or integer ids"),
-        (lambda: bootstrap(mean, numbers(1, 2), cluster=numbers(1, NAN)), "got float64"),
-        (lambda: bootstrap(mean, numbers(1, 2), level=95.0), "level needs a share between 0 and 1"),
-        (lambda: bootstrap(mean, numbers(1, 2), resamples=0), "resamples needs at least one"),
-        (lambda: capture(numbers(1), numbers(1), budget=0), r"budget needs a share in \(0, 1\], got 0"),
+        (lambda: pearson_r(numbers(1, 2), numbers(1)), "columns"),
+        (lambda: mean(np.ones((2, 2))), "columns"),
+        (lambda: bootstrap(mean), "columns"),
+        (lambda: mean(numbers(1, np.inf)), "columns"),
+        (lambda: weighted_mean(numbers(1), numbers(-1)), "weights"),
+        (lambda: bootstrap(mean, numbers(1, 2), cluster=["a"]), "cluster"),
+        (lambda: bootstrap(mean, numbers(1, 2), cluster=numbers(1, NAN)), "cluster"),
+        (lambda: capture(numbers(1), numbers(1), budget=0), "budget"),
         (lambda: capture_lift(numbers(1), numbers(1), budget=1.5), "budget"),
-        (lambda: held_out_lift(numbers(1), numbers(1), quantile=90.0), "quantile"),
-        (lambda: auroc(numbers(1, 2), numbers(0, 2)), "positive needs 0, 1 or NaN"),
-        (lambda: means_by_bin(numbers(1), numbers(1), edges=[1, 0]), "edges needs two or more rising"),
-        (lambda: means_by_bin(numbers(1), numbers(1), edges=[0]), "edges"),
-        (lambda: proportion(3, 2), "successes needs a count from 0 to 2, got 3"),
-        (lambda: proportion(1, 2, level=1.0), "level"),
-        (lambda: holm(numbers(0.05)), "log10 p ≤ 0"),
+        (lambda: auroc(numbers(1, 2), numbers(0, 2)), "positive"),
     ],
 )
-def test_errors_say_what_to_try(call, text):
-    with pytest.raises(EquicamError, match=text) as error:
+def test_what_cannot_be_computed_is_refused(call, what):
+    with pytest.raises(EquicamError) as error:
         call()
-    assert "; try " in str(error.value)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_kappa_is_that_of_sklearn(seed):
-    rng = np.random.default_rng(seed)
-    a = rng.integers(0, 5, 80)
-    b = np.where(rng.random(80) < 0.6, a, rng.integers(0, 5, 80))
-    assert kappa(a.astype(float), b.astype(float)) == pytest.approx(cohen_kappa_score(a, b), abs=1e-12)
-
-
-def test_kappa_at_its_ends():
-    a = numbers(0, 1, 2, 0)
-    assert kappa(a, a) == 1
-    assert kappa(numbers(0, 1, 0, 1), numbers(1, 0, 1, 0)) == -1
-    assert kappa(numbers(0, 0, 1, 1), numbers(0, 1, 0, 1)) == 0
-    assert isnan(kappa(numbers(1, 1), numbers(1, 1)))
-    assert isnan(kappa(numbers(), numbers()))
-
-
-def test_difference_is_newcombes():
-    """His first worked example: 56/70 against 48/80, by the score method without continuity correction."""
-    found = difference(proportion(56, 70), proportion(48, 80))
-    assert (found.value, found.low, found.high) == pytest.approx((0.2, 0.0524, 0.3339), abs=5e-5)
-    none = difference(proportion(0, 10), proportion(0, 20))
-    assert none.low < 0 < none.high
-    assert isnan(difference(proportion(1, 2), proportion(0, 0)).low)
-
-
-def test_the_difference_covers_the_truth_as_often_as_it_says():
-    rng = np.random.default_rng(3)
-    a, b = rng.binomial(40, 0.5, 1500), rng.binomial(15, 0.2, 1500)
-    found = [difference(proportion(int(x), 40), proportion(int(y), 15)) for x, y in zip(a, b, strict=True)]
-    assert 0.93 < np.mean([d.low <= 0.3 <= d.high for d in found]) < 0.98
-
-
-def test_results_are_frozen():
-    with pytest.raises(AttributeError):
-        Estimate(1.0, 0.0, 2.0, 3).value = 2.0
+    assert error.value.what == what

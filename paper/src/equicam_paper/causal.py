@@ -118,7 +118,13 @@ def causal(context: Context) -> Iterator[Row]:
         yield from asymmetry(start, tables)
     for name, one in found.clean.items():
         if above := one.drift_above:
-            values = {"mean": above.mean, "low": above.low, "high": above.high, "wins": above.wins}
+            difference = above.difference
+            values = {
+                "mean": difference.value,
+                "low": difference.low,
+                "high": difference.high,
+                "wins": above.wins,
+            }
             control = Remark("control", values)
             yield compare("", Both(one.presented, None), label=f"{name} (control)", reason=control)
 

@@ -1,7 +1,7 @@
 """The data that metrics are computed from: images, predictions and every method's maps of one batch."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,9 +11,10 @@ from equicam.core.chain import Combine
 from equicam.core.transforms import Transform
 from equicam.core.uncertainty import Region
 from equicam.core.views import Fill
-from equicam.evaluate.equivariance import LayerTrace, target_probability
+from equicam.evaluate.equivariance import LayerTrace
 from equicam.evaluate.rows import ReasonCode
 from equicam.protocol import OURS, Protocol
+from equicam.readers.logits import LABEL_PREDICTED_FROM
 
 Predict = Callable[[Float[Tensor, "n c H W"]], Float[Tensor, "n y"]]
 """Class probabilities of a batch."""
@@ -30,6 +31,11 @@ class GroundTruth:
     cropped: bool = False  # it has boxes or a region, but none inside the model's frame
 
 
+def target_probability(probs: Float[Tensor, "*v b y"], target: Int[Tensor, " b"]) -> Float[Tensor, "*v b"]:
+    """p_c: the probability of each image's explained class."""
+    return probs.gather(-1, target[:, None].expand(*probs.shape[:-1], 1))[..., 0]
+
+
 @dataclass(frozen=True)
 class Predictions:
     """A model's predictions for the presented images and for the images in every presentation."""
@@ -37,11 +43,38 @@ class Predictions:
     probs: Float[Tensor, "v b y"]  # presented first, then every presentation
     target: Int[Tensor, " b"]
     multilabel: bool = False  # labels do not exclude each other
+    kept_is_of_any_class: bool = False  # the confidence kept is the largest probability, whatever its class
 
     @property
     def of_target(self) -> Float[Tensor, "v b"]:
         """p_c of the presented images, then in every presentation."""
         return target_probability(self.probs, self.target)
+
+    @property
+    def consistent(self) -> Bool[Tensor, "a b"]:
+        """Where the top-1 in a presentation is the presented one's; of a label, whether it is predicted as there."""
+        if self.multilabel:
+            predicted = self.of_target >= LABEL_PREDICTED_FROM
+            return predicted[1:] == predicted[0]
+        return self.of_target[1:] == self.probs[1:].amax(-1)
+
+    @property
+    def confidence_kept(self) -> Float[Tensor, "a b"]:
+        """min(1, p_c(T x) / p_c(x))."""
+        if self.kept_is_of_any_class:
+            return self.probs[1:].amax(-1)
+        return (self.of_target[1:] / self.of_target[0]).clamp(max=1)
+
+    @property
+    def flip_rate(self) -> Float[Tensor, " b"]:
+        """Share of the presentations whose prediction is not the presented one's."""
+        return (~self.consistent).double().mean(0)
+
+    @property
+    def confidence_drop(self) -> Float[Tensor, " b"]:
+        """Mean over the presentations of 1 − p_c(T x) / p_c(x)."""
+        of_target = self.of_target.double()
+        return (1 - of_target[1:] / of_target[0]).mean(0)
 
 
 @dataclass(frozen=True)
@@ -51,9 +84,7 @@ class MethodMaps:
     maps: Float[Tensor, "v b H W"]  # presented first, then every presentation
     predictions: Predictions
     null_map: Float[Tensor, "H W"]  # its map when no view shows anything
-    peum: Float[Tensor, "b H W"] | None = None
-    disagreement: Float[Tensor, " b"] | None = None
-    stability: Float[Tensor, " b"] | None = None
+    of_views: Mapping[str, Tensor] = field(default_factory=dict)  # PEUM, disagreement and stability of images
     traces: Sequence[LayerTrace] = ()
     combine: Combine | None = None
     raw: Float[Tensor, "v b H W"] | None = None  # maps as they are, where Eq compares those
@@ -83,8 +114,6 @@ class EvaluatedBatch:
     @property
     def unrelated(self) -> Bool[Tensor, "b b"]:
         """Which images may stand for an unrelated one: never the image itself, nor one of its group."""
-        groups = self.groups or [None] * len(self.ids)
-        apart = [
-            [i != j and (a is None or a != b) for j, b in enumerate(groups)] for i, a in enumerate(groups)
-        ]
+        groups = list(enumerate(self.groups or [None] * len(self.ids)))
+        apart = [[i != j and (a is None or a != b) for j, b in groups] for i, a in groups]
         return torch.tensor(apart, dtype=torch.bool).to(self.x.device, non_blocking=True)

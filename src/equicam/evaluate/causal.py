@@ -16,11 +16,11 @@ from torch import Tensor
 
 from equicam.core.transforms import Element
 from equicam.core.uncertainty import Region
-from equicam.core.views import Fill, Views, rotate_each, transform_all
-from equicam.evaluate.batch import Predict
-from equicam.evaluate.equivariance import target_probability
+from equicam.core.views import Views, rotate_each, transform_all
+from equicam.evaluate.batch import Predict, target_probability
 from equicam.evaluate.faithfulness import blur_out
 from equicam.evaluate.similarity import constant_in_region, region_mask
+from equicam.protocol import OURS, Protocol
 
 REGION_SHARE = 0.10
 """Share of the pixels that a region covers."""
@@ -38,7 +38,7 @@ UNCONTROLLED = ("drift", "agreement", "scattered")
 
 
 @dataclass(frozen=True)
-class Drops:
+class _Drops:
     """Probability lost by presentation and image, in the presented and the transformed image; NaN for constant maps."""
 
     presented: dict[str, Float[Tensor, "a b"]]
@@ -54,69 +54,48 @@ def occlusion(
     target: Int[Tensor, " b"],
     *,
     seeds: Sequence[int],
-    region: Region = "disc",
-    fill: Fill = "reflect",
-    soft_masks: bool = False,
-    controls: bool = True,
+    protocol: Protocol = OURS,
     unrelated: Bool[Tensor, "b b"] | None = None,
-) -> Drops:
+) -> _Drops:
     """Probability lost without each region; `maps` are of the presented images, then of each presentation.
 
-    `fill` is of maps and regions that are carried to the other frame.
     `unrelated` says which images may lend their region to which; without it, all others may.
     """
-    views = Views(presentations)
     lenders = _lenders(unrelated, x)
-    names = tuple(CONTROLS) if controls else UNCONTROLLED
-    presented: dict[str, list[Tensor]] = {name: [] for name in names}
-    rotated: dict[str, list[Tensor]] = {name: [] for name in names}
+    lends_itself = lenders == torch.arange(len(x), device=x.device)
+    names = tuple(CONTROLS) if protocol.causal_controls else UNCONTROLLED
+    lost: tuple[list[Tensor], list[Tensor]] = ([], [])
     constant_at = []
-    blurred = blur_out(x)
-    own = torch.arange(len(x), device=x.device)
-    confidence = target_probability(predict(x), target)
-    every = regions_by_presentation(
-        maps, presentations, seeds=seeds, region=region, fill=fill, controls=controls, lenders=lenders
-    )
-    for one, (masks, constant) in zip(views.transforms, every, strict=True):
-        x_rotated = transform_all(x, [one])[0]
-        constant_at.append(constant)
+    blurred, confidence = blur_out(x), target_probability(predict(x), target)
+    every = regions_by_presentation(maps, presentations, seeds=seeds, protocol=protocol, lenders=lenders)
+    for one, (masks, constant) in zip(Views(presentations).transforms, every, strict=True):
         # every region in both frames in one pass: [regions, b, …]
-        mask = torch.stack([masks[name].to(x.dtype) for name in names])
-        carried = transform_all(mask, [one], fill=fill)[0]
-        carried = carried.clamp(0, 1) if soft_masks else (carried >= 0.5).to(x.dtype)
-        for drops, image, blur, where, before in (
-            (presented, x, blurred, mask, confidence),
-            (
-                rotated,
-                x_rotated,
-                blur_out(x_rotated),
-                carried,
-                target_probability(predict(x_rotated), target),
-            ),
-        ):
-            hidden = image + where[:, :, None] * (blur - image)
-            probs = predict(hidden.flatten(0, 1)).view(len(names), len(x), -1)
-            for name, some in zip(names, probs, strict=True):
-                no_lender = (constant[lenders] | (lenders == own)) & (name in BORROWED)
-                lost = before - target_probability(some, target)
-                drops[name].append(torch.where(constant | no_lender, torch.nan, lost))
-    return Drops(
-        {name: torch.stack(rows) for name, rows in presented.items()},
-        {name: torch.stack(rows) for name, rows in rotated.items()},
-        torch.stack(constant_at),
-    )
+        mask = torch.stack([masks[name] for name in names])
+        carried = transform_all(mask.to(x.dtype), [one], fill=protocol.causal_fill)[0]
+        carried = carried.clamp(0, 1) if protocol.soft_masks else carried >= 0.5
+        no_lender = torch.stack([(constant[lenders] | lends_itself) & (name in BORROWED) for name in names])
+        rotated = transform_all(x, [one])[0]
+        before = target_probability(predict(rotated), target)
+        frames = ((x, blurred, mask, confidence), (rotated, blur_out(rotated), carried, before))
+        for found, (image, blur, where, p) in zip(lost, frames, strict=True):
+            drop = lost_without(predict, image, blur, where, target, p)
+            found.append(torch.where(constant | no_lender, torch.nan, drop))
+        constant_at.append(constant)
+    here, there = (dict(zip(names, torch.stack(found).unbind(1), strict=True)) for found in lost)
+    return _Drops(here, there, torch.stack(constant_at))
 
 
 def lost_without(
     predict: Predict,
     x: Float[Tensor, "b c H W"],
     blurred: Float[Tensor, "b c H W"],
-    masks: Bool[Tensor, "a b H W"],
+    masks: Bool[Tensor, "r b H W"] | Float[Tensor, "r b H W"],
     target: Int[Tensor, " b"],
     confidence: Float[Tensor, " b"],
-) -> Float[Tensor, "a b"]:
-    """Probability lost in the presented images, given their confidence, without the regions of every presentation."""
-    hidden = torch.where(masks[:, :, None], blurred, x)
+) -> Float[Tensor, "r b"]:
+    """Probability lost in images of known confidence without each of some regions, which may have soft edges."""
+    where = masks[:, :, None]
+    hidden = torch.where(where, blurred, x) if masks.dtype == torch.bool else x + where * (blurred - x)
     probs = predict(hidden.flatten(0, 1)).view(*masks.shape[:2], -1)
     return confidence - target_probability(probs, target)
 
@@ -126,18 +105,16 @@ def regions_by_presentation(
     presentations: Sequence[Element],
     *,
     seeds: Sequence[int],
-    region: Region = "disc",
-    fill: Fill = "reflect",
-    controls: bool = True,
+    protocol: Protocol = OURS,
     lenders: Int[Tensor, " b"] | None = None,
 ) -> Iterator[tuple[dict[str, Bool[Tensor, "b H W"]], Bool[Tensor, " b"]]]:
     """For each presentation, the regions by name, and the images whose map is constant there."""
-    views = Views(presentations)
+    views, region, controls = Views(presentations), protocol.region, protocol.causal_controls
     # one random stream per image, whatever batch it is in
     streams = [torch.Generator().manual_seed(seed) for seed in seeds]
     for own, inverse in zip(maps[1:], views.inverses, strict=True):
-        aligned = transform_all(own, [inverse], fill=fill)[0]
-        masks = regions(maps[0], aligned, region, streams, views.radius, controls=controls, lenders=lenders)
+        aligned = transform_all(own, [inverse], fill=protocol.causal_fill)[0]
+        masks = _regions(maps[0], aligned, region, streams, views.radius, controls=controls, lenders=lenders)
         yield masks, constant_in_region(torch.stack((maps[0], own)), region, views.radius).any(0)
 
 
@@ -150,7 +127,7 @@ def _lenders(unrelated: Bool[Tensor, "b b"] | None, x: Float[Tensor, "b *_"]) ->
     return torch.where((least == n) | (least == 0), torch.arange(n), lender).to(x.device)
 
 
-def regions(
+def _regions(
     h: Float[Tensor, "b H W"],
     aligned: Float[Tensor, "b H W"],
     region: Region,
@@ -164,10 +141,10 @@ def regions(
     lenders = _lenders(None, h) if lenders is None else lenders
     valid = region_mask(region, (h.shape[-2], h.shape[-1]), h.device, radius)
     count = round(REGION_SHARE * int(valid.sum()))
-    drift = largest((h - aligned).abs(), valid, count)
-    agreement = largest(torch.minimum(h, aligned), valid, count)
+    drift = _largest((h - aligned).abs(), valid, count)
+    agreement = _largest(torch.minimum(h, aligned), valid, count)
     noise = torch.stack([torch.rand(h.shape[1:], generator=g) for g in streams]).to(h)
-    found = {"drift": drift, "agreement": agreement, "scattered": largest(noise, valid, count)}
+    found = {"drift": drift, "agreement": agreement, "scattered": _largest(noise, valid, count)}
     if not controls:
         return found
     angles = torch.cat([torch.rand(1, generator=g) * 360 for g in streams])
@@ -176,22 +153,21 @@ def regions(
         "drift-elsewhere": elsewhere & valid,
         "drift-of-another": drift[lenders],
         "agreement-of-another": agreement[lenders],
-        "same-saliency": same_saliency(h, drift, valid),
+        "same-saliency": _same_saliency(h, drift, valid),
     }
 
 
-def largest(planes: Float[Tensor, "b H W"], valid: Bool[Tensor, "H W"], count: int) -> Bool[Tensor, "b H W"]:
+def _largest(planes: Float[Tensor, "b H W"], valid: Bool[Tensor, "H W"], count: int) -> Bool[Tensor, "b H W"]:
     """The `count` valid pixels with the largest values, equal values in reading order."""
     values = torch.where(valid, planes, -torch.inf).flatten(1)
     least = values.kthvalue(values.shape[1] - count + 1, dim=1, keepdim=True).values
     above, tied = values > least, values == least
-    free = count - above.sum(
-        1, keepdim=True
-    )  # a selection with its ties in order: many times faster than a sort
+    # a selection with its ties in order: many times faster than a sort
+    free = count - above.sum(1, keepdim=True)
     return (above | (tied & (tied.cumsum(1) <= free))).view(planes.shape)
 
 
-def same_saliency(
+def _same_saliency(
     h: Float[Tensor, "b H W"], region: Bool[Tensor, "b H W"], valid: Bool[Tensor, "H W"]
 ) -> Bool[Tensor, "b H W"]:
     """As many valid pixels outside the region, neighbours in order of h, whose mean h is nearest to the region's."""

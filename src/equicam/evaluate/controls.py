@@ -3,6 +3,7 @@
 import copy
 import hashlib
 from dataclasses import replace
+from itertools import chain
 
 import torch
 from jaxtyping import Float
@@ -80,9 +81,7 @@ def without_float16(recipe: Recipe) -> Recipe:
 
 def _has_state(layer: nn.Module) -> bool:
     """Whether a layer has weights or statistics of its own."""
-    return any(True for _ in layer.parameters(recurse=False)) or any(
-        True for _ in layer.buffers(recurse=False)
-    )
+    return any(True for _ in chain(layer.parameters(recurse=False), layer.buffers(recurse=False)))
 
 
 def shuffle_tiles(x: Float[Tensor, "c H W"], seed: int) -> Float[Tensor, "c H W"]:

@@ -22,7 +22,6 @@ from equicam.core.uncertainty import CONSTANT_BELOW, Region, pearson
 from equicam.core.views import Fill, Views, transform_all
 from equicam.evaluate.rows import ReasonCode
 from equicam.evaluate.similarity import compare_planes, own_and_others, region_mask, size_of
-from equicam.readers.logits import LABEL_PREDICTED_FROM
 
 ANGLES: tuple[Degrees, ...] = (15, 30, 45, 60, 90, 135, 180)
 GROUPS: dict[str, tuple[Transform, ...]] = {
@@ -76,37 +75,8 @@ def compare(
     unrelated: Bool[Tensor, "b b"] | None = None,
 ) -> Eq:
     """Eq of maps of transformed images and of transformed maps."""
-    matrix, constant = compare_planes(moved, reference, measure, region, views.radius)
-    own, others = own_and_others(matrix, unrelated)
-    return Eq(own, others, constant)
-
-
-def consistent(
-    probs: Float[Tensor, "v b y"], target: Int[Tensor, " b"], *, multilabel: bool = False
-) -> Bool[Tensor, "a b"]:
-    """Where the top-1 of the transformed image is still the presented one's; the first of `probs` is presented.
-
-    Of a label it is whether the transformed image has it where the presented one has.
-    """
-    if multilabel:
-        predicted = target_probability(probs, target) >= LABEL_PREDICTED_FROM
-        return predicted[1:] == predicted[0]
-    return target_probability(probs, target)[1:] == probs[1:].amax(-1)
-
-
-def target_probability(probs: Float[Tensor, "*v b y"], target: Int[Tensor, " b"]) -> Float[Tensor, "*v b"]:
-    """p_c: the probability of each image's explained class."""
-    return probs.gather(-1, target[:, None].expand(*probs.shape[:-1], 1))[..., 0]
-
-
-def confidence_kept(
-    probs: Float[Tensor, "v b y"], target: Int[Tensor, " b"], *, of_any_class: bool = False
-) -> Float[Tensor, "a b"]:
-    """min(1, p_c(T x) / p_c(x)); `of_any_class`: the largest probability of T x, whatever its class."""
-    if of_any_class:
-        return probs[1:].amax(-1)
-    of_target = target_probability(probs, target)
-    return (of_target[1:] / of_target[0]).clamp(max=1)
+    matrix, *constant = compare_planes(moved, reference, measure, region, views.radius)
+    return Eq(*own_and_others(matrix, unrelated), constant[0] | constant[1])
 
 
 def mean_where(value: Float[Tensor, "a b"], where: Bool[Tensor, "a b"]) -> Float[Tensor, " b"]:
@@ -121,8 +91,6 @@ def weighted_mean(value: Float[Tensor, "a b"], weight: Float[Tensor, "a b"]) -> 
 
 WITHOUT_GRID = {"weights", "weights-cosine", "pooled-cosine", "logits-cosine"}
 """Stages that are vectors."""
-NEEDS_ANOTHER_CLASS = {"weights", "weights-cosine"}
-"""Stages that are the same for any image of a class, so that their floor needs another class."""
 
 
 @dataclass(frozen=True)
@@ -135,13 +103,13 @@ class LayerTrace:
 
 
 @dataclass(frozen=True)
-class StageEq:
+class _StageEq:
     """Similarity at one stage by presentation and image, its floor with other images, and why either may be undefined."""
 
     value: Float[Tensor, "a b"]
     floor: Float[Tensor, "a b"]
+    no_floor: ReasonCode
     reason: ReasonCode | None = None
-    no_floor: ReasonCode = ReasonCode.NO_OTHER_IMAGE
 
 
 def stages(
@@ -156,58 +124,51 @@ def stages(
     fill: Fill = "reflect",
     rectify_last: bool = False,
     unrelated: Bool[Tensor, "b b"] | None = None,
-) -> dict[str, StageEq]:
+) -> dict[str, _StageEq]:
     """By name: activations, gradients, weights (and their cosine), combined, rectified, upsampled, map, pooled, logits."""
-    found: dict[str, list[tuple[Tensor, Tensor]]] = {}
-    views = Views(presentations)
-    chain = Chain(combine, size)
+    views, chain = Views(presentations), Chain(combine, size)
+    inside = region_mask(region, size_of(presented.activations), presented.activations.device, views.radius)
     # a class has the same weights in any image: only images of another class are unrelated
     same_class = torch.where(target[:, None] == target, torch.nan, 0.0)
     same_class.fill_diagonal_(0.0)
     before = chain.trace("features", (presented.activations, presented.gradients))
+    matrices: dict[str, list[Tensor]] = {}
     for one, transform in zip(moved, views.transforms, strict=True):
         after = chain.trace("features", (one.activations, one.gradients))
-        rows = _compare_features(one, presented, transform, region, views.radius, fill)
+        activations, gradients, *references = (
+            transform_all(values, [transform], fill=fill)[0]
+            for values in (presented.activations, presented.gradients, *(before[stage] for stage in _PLANES))
+        )
+        if rectify_last:
+            references[_PLANES.index("rectified")] = references[_PLANES.index("combined")].relu()
+        found = {
+            "activations": _channels(one.activations, activations, inside),
+            "gradients": _channels(one.gradients, gradients, inside),
+            "pooled-cosine": _cosines(*(trace.activations.mean((-2, -1)) for trace in (one, presented))),
+            "logits-cosine": _cosines(one.logits, presented.logits),
+        }
         if combine in (grad_cam, grad_cam_rectified):
             alphas = [g.mean((-2, -1)) for g in (one.gradients, presented.gradients)]
             alphas = [a.relu() for a in alphas] if combine is grad_cam_rectified else alphas
-            rows["weights"] = _cosines(*(a - a.mean(1, keepdim=True) for a in alphas)) + same_class
-            rows["weights-cosine"] = _cosines(*alphas) + same_class
-        stage: Stage
-        for stage in ("combined", "rectified", "upsampled", "map"):
-            reference = transform_all(before[stage], [transform], fill=fill)[0]
-            if rectify_last and stage == "rectified":
-                reference = transform_all(before["combined"], [transform], fill=fill)[0].relu()
-            rows[stage] = pearson(after[stage], reference, region, views.radius)
-        for name, matrix in rows.items():
-            found.setdefault(name, []).append(own_and_others(matrix, unrelated))
-    made = {name: _stage_eq(name, pairs) for name, pairs in found.items()}
+            found["weights"] = _cosines(*(a - a.mean(1, keepdim=True) for a in alphas)) + same_class
+            found["weights-cosine"] = _cosines(*alphas) + same_class
+        for stage, reference in zip(_PLANES, references, strict=True):
+            found[stage] = pearson(after[stage], reference, region, views.radius)
+        for name, matrix in found.items():
+            matrices.setdefault(name, []).append(matrix)
+    made = {}
+    for name, every in matrices.items():
+        no_floor = ReasonCode.NO_OTHER_CLASS if name.startswith("weights") else ReasonCode.NO_OTHER_IMAGE
+        made[name] = _StageEq(*own_and_others(torch.stack(every), unrelated), no_floor)
     if bool(is_constant(presented.gradients).all()):
         undefined = torch.full_like(made["gradients"].value, torch.nan)
-        made["gradients"] = StageEq(undefined, undefined, ReasonCode.CONSTANT_GRADIENT)
+        made["gradients"] = _StageEq(
+            undefined, undefined, ReasonCode.NO_OTHER_IMAGE, ReasonCode.CONSTANT_GRADIENT
+        )
     return made
 
 
-def _compare_features(
-    one: LayerTrace, presented: LayerTrace, transform: Transform, region: Region, radius: float, fill: Fill
-) -> dict[str, Float[Tensor, "i j"]]:
-    inside = region_mask(region, size_of(one.activations), one.activations.device, radius)
-    activations, gradients = (
-        transform_all(values, [transform], fill=fill)[0]
-        for values in (presented.activations, presented.gradients)
-    )
-    return {
-        "activations": _channels(one.activations, activations, inside),
-        "gradients": _channels(one.gradients, gradients, inside),
-        "pooled-cosine": _cosines(*(trace.activations.mean((-2, -1)) for trace in (one, presented))),
-        "logits-cosine": _cosines(one.logits, presented.logits),
-    }
-
-
-def _stage_eq(name: str, pairs: Sequence[tuple[Tensor, Tensor]]) -> StageEq:
-    value, floor = (torch.stack(column) for column in zip(*pairs, strict=True))
-    no_floor = ReasonCode.NO_OTHER_CLASS if name in NEEDS_ANOTHER_CLASS else ReasonCode.NO_OTHER_IMAGE
-    return StageEq(value, floor, no_floor=no_floor)
+_PLANES: tuple[Stage, ...] = ("combined", "rectified", "upsampled", "map")
 
 
 def _channels(a: Features, b: Features, inside: Bool[Tensor, "h w"]) -> Float[Tensor, "i j"]:

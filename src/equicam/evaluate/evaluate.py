@@ -5,14 +5,18 @@ evaluation resumes at the first shard that is missing.
 """
 
 import itertools
+import json
 import math
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import torch
 from torch import Tensor, nn
 
@@ -20,26 +24,14 @@ from equicam.core.transforms import Degrees, Transform
 from equicam.core.views import Views
 from equicam.engines.devices import Devices
 from equicam.engines.worker import ModelCopy, Shard, SharedFolder
-from equicam.errors import EquicamError
+from equicam.errors import EquicamError, not_one_of
 from equicam.evaluate.equivariance import GROUPS
+from equicam.evaluate.fingerprint import digest_explainers, fingerprint_evaluation
 from equicam.evaluate.loading import Sample, load_ahead, make_sample, refuse_duplicates
-from equicam.evaluate.maps import MapComputer
-from equicam.evaluate.metrics import METRICS
-from equicam.evaluate.output import (
-    Done,
-    evaluation_fingerprint,
-    explainer_digests,
-    in_order_of,
-    resume,
-    stamp,
-)
-from equicam.evaluate.spec import (
-    IMAGES_PER_SHARD,
-    REGION_METRICS,
-    EvaluationSpec,
-    MapSpec,
-    Methods,
-)
+from equicam.evaluate.maps import Done, MapComputer
+from equicam.evaluate.metrics import METRICS, needs_regions
+from equicam.evaluate.shard import EvaluationJob, start_shard
+from equicam.evaluate.spec import IMAGES_PER_SHARD, EvaluationSpec, MapSpec, Methods
 from equicam.images.items import Item
 from equicam.models.images import Images, as_batch, read_arrays
 from equicam.models.layers import wrap
@@ -50,30 +42,13 @@ from equicam.protocol import find_protocol
 from equicam.readers.model import Model
 from equicam.recipe import Recipe
 from equicam.runtime.pending import finish_in_order
-from equicam.shards import FINGERPRINT, Shards
+from equicam.shards import FINGERPRINT, Shards, plain, refuse_another, write_table
 
 if TYPE_CHECKING:
     from equicam.engines.ray import Cluster
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from itertools import chain
 
-from jaxtyping import Float
-
-from equicam.engines.worker import (
-    ModelSource,
-    load_checked,
-    load_preprocessing,
-)
-from equicam.evaluate.batch import EvaluatedBatch, GroundTruth
-from equicam.evaluate.loading import Load, LoadedImage, load_image, load_or_reason
-from equicam.evaluate.metrics import prediction_rows
-from equicam.evaluate.table import start_table, unreadable_rows, with_groups
-from equicam.models.images import require_one_size, stack_images
-from equicam.readers.failures import finite_images, not_finite
-from equicam.runtime.pending import send_to_host, to_device
-from equicam.shards import shard_path, write_table
+METADATA_KEY = b"equicam"
+"""The key of the Parquet metadata that holds the fingerprint."""
 
 
 def evaluate(
@@ -121,7 +96,7 @@ def evaluate(
         methods = {"grad-cam": "grad-cam", own if isinstance(own, str) else "recipe": own}
     protocol = find_protocol(recipe.protocol)
     presentations = _presentations(group, angles, rotations_only=protocol.rotations_only)
-    regions = bool(REGION_METRICS & set(scores))
+    regions = needs_regions(scores)
     given = make_sample(
         model, images, n, split, with_regions=regions, context=recipe.context, group_by=group_by
     )
@@ -131,20 +106,30 @@ def evaluate(
     )
     map_specs = spec.map_specs()
     _check(scores, map_specs, group, recipe.context)
-    identity = evaluation_fingerprint(model, sample, spec, map_specs)
+    identity = fingerprint_evaluation(model, sample, spec, map_specs)
     shards = _split_evenly(sample.items)
     with progress_bar("evaluating", len(sample.items), shown=progress) as bar:
-        done = bar.advance
         if out is not None:
-            identity["explainers"] = explainer_digests(model, sample, map_specs)
-            compute = partial(_write_shards, model, sample, spec)
-            if engine is not None:
-                compute = partial(_send_shards, engine, model, sample, spec)
-            return resume(Path(out), shards, given.items, identity, compute, done)
+            identity["explainers"] = digest_explainers(model, sample, map_specs)
+            out = Path(out)
+            if (rows := _read_finished(out, identity)) is not None:
+                return rows
+            store = Shards(Path(f"{out}.shards"), identity, fix=_another(out))
+            pending = [(number, shards[number]) for number in store.pending(len(shards))]
+            bar.advance(len(sample.items) - sum(len(items) for _, items in pending))
+            if engine is not None and pending:
+                _send_shards(engine, model, sample, spec, store, pending, bar.advance)
+            elif pending:
+                for number, rows in _compute_shards(model, sample, spec, pending, bar.advance):
+                    store.write(number, rows)
+            rows = _in_order_of(given.items, store.read(len(shards)), identity)
+            write_table(out, rows)
+            shutil.rmtree(store.folder)
+            return rows
         if engine is not None:
             raise EquicamError("an engine", "a file for the rows", "out=None", "--out rows.parquet")
-        tables = [rows for _, rows in _compute_shards(model, sample, spec, list(enumerate(shards)), done)]
-        return stamp(in_order_of(given.items, pa.concat_tables(tables)), identity)
+        computed = _compute_shards(model, sample, spec, list(enumerate(shards)), bar.advance)
+        return _in_order_of(given.items, pa.concat_tables([rows for _, rows in computed]), identity)
 
 
 def _compute_shards(
@@ -161,13 +146,6 @@ def _compute_shards(
         for (number, _), images in zip(shards, loaded, strict=True)
     )
     return finish_in_order(started, computer.executors["plain"].ahead)
-
-
-def _write_shards(
-    model: Model, sample: Sample, spec: EvaluationSpec, store: Shards, pending: Sequence[Shard], done: Done
-) -> None:
-    for number, rows in _compute_shards(model, sample, spec, pending, done):
-        store.write(number, rows)
 
 
 def _send_shards(
@@ -211,7 +189,7 @@ def _presentations(
 ) -> tuple[Transform, ...]:
     """The presentations of a group; of rotations and reflections, at the angles given."""
     if group not in GROUPS:
-        raise EquicamError("group", f"one of {', '.join(GROUPS)}", repr(group), 'group="rotation"')
+        raise not_one_of("group", GROUPS, group, 'group="rotation"')
     if rotations_only and group != "rotation":
         raise EquicamError("protocol paper", "group rotation, its only one", group, 'Recipe(protocol="ours")')
     if angles is None:
@@ -229,160 +207,51 @@ def _presentations(
 
 
 def _check(scores: Sequence[str], map_specs: Sequence[MapSpec], group: str, context: str) -> None:
+    """Refuse scores that do not exist, or that no method, this group or this context has."""
     if isinstance(scores, str) or not scores or (unknown := [s for s in scores if s not in METRICS]):
         got = repr(scores) if isinstance(scores, str) or not scores else ", ".join(map(repr, unknown))
         raise EquicamError("scores", f"a list of {', '.join(METRICS)}", got, '["eq"]')
     refuse_duplicates("scores", scores)
+    kinds = {"any", *(one.kind for one in map_specs)}
     for name in scores:
-        applies_to = METRICS[name].applies_to
-        if applies_to == "one view" and not any(one.has_stages for one in map_specs):
-            raise EquicamError(
-                f"score {name!r}", "a method of one view that starts at features", "none", 'adding "grad-cam"'
-            )
-        if applies_to == "several views" and not any(one.has_several_views for one in map_specs):
-            raise EquicamError(
-                f"score {name!r}", "a method of several views", "none", 'adding "equigrad-cam"'
-            )
-        if METRICS[name].without_context and context != "none":
-            raise EquicamError(
-                f"score {name!r}", 'context="none": it makes rotated images of its own', repr(context),
-                "an evaluation of its own",
-            )  # fmt: skip
-        if METRICS[name].rotations_only and group != "rotation":
-            raise EquicamError(f"score {name!r}", "group rotation", group, 'group="rotation"')
+        metric = METRICS[name]
+        if metric.applies_to not in kinds and metric.applies_to == "one view":
+            needs, got, fix = "a method of one view that starts at features", "none", 'adding "grad-cam"'
+        elif metric.applies_to not in kinds:
+            needs, got, fix = "a method of several views", "none", 'adding "equigrad-cam"'
+        elif metric.without_context and context != "none":
+            needs = 'context="none": it makes rotated images of its own'
+            got, fix = repr(context), "an evaluation of its own"
+        elif metric.rotations_only and group != "rotation":
+            needs, got, fix = "group rotation", group, 'group="rotation"'
+        else:
+            continue
+        raise EquicamError(f"score {name!r}", needs, got, fix)
 
 
-@dataclass(frozen=True)
-class EvaluationJob:
-    """The shards of an evaluation as work for other processes and machines."""
-
-    folder: SharedFolder
-    model_source: ModelSource
-    preprocessing: Model | None  # the model without weights, which preprocesses images; None: to be loaded
-    weights: str
-    spec: EvaluationSpec
-    shard_bytes: int
-
-    def decode(self, shard: Shard) -> list[LoadedImage]:
-        """The loaded images of a shard."""
-        return [load_or_reason(self._load(), item) for item in shard[1]]
-
-    def decode_ahead(self, shards: Sequence[Shard]) -> Iterator[list[LoadedImage]]:
-        """The loaded images of many shards, the next shard while this one is computed."""
-        yield from load_ahead([items for _, items in shards], self._load())
-
-    def prepare(self, device: str) -> Callable[[int, list[LoadedImage]], None]:
-        """Load the model, refuse one with other weights, and return the function that computes a shard."""
-        folder = self.folder.enter()
-        model = load_checked(self.model_source, device, self.weights)
-        computer = MapComputer.of(model, self.spec)
-
-        def compute(number: int, images: list[LoadedImage]) -> None:
-            path = shard_path(folder, number)
-            if not path.is_file():
-                write_table(path, evaluate_shard(computer, images))
-
-        return compute
-
-    def _load(self) -> Load:
-        return partial(
-            load_image,
-            self.preprocessing or load_preprocessing(self.model_source),
-            with_regions=self.spec.needs_regions,
-            context=self.spec.recipe.context,
-        )
-
-
-def evaluate_shard(
-    computer: MapComputer, images: Sequence[LoadedImage], done: Done = lambda _images: None
-) -> pa.Table:
-    """The rows of a shard."""
-    return start_shard(computer, images, done)()
-
-
-def start_shard(
-    computer: MapComputer, images: Sequence[LoadedImage], done: Done = lambda _images: None
-) -> Callable[[], pa.Table]:
-    """Give a device the work on a shard; the function returned waits for it and returns the rows."""
-    groups = {one.item.id: one.item.group for one in images}
-    unreadable = [(one.item.id, one.reason) for one in images if one.x is None]
-    good = [(one.item, one.x, one.truth) for one in images if one.x is not None]
-    done(len(unreadable))
-    if not good:
-        return lambda: with_groups(unreadable_rows(unreadable), groups)
-    model, spec = computer.model, computer.spec
-    with computer.context():
-        x = _to_batch(model, [tensor for _, tensor, _ in good])
-        require_finite = partial(_require_finite, send_to_host({"finite": finite_images(x)}))
-        if x.device.type == "cpu":
-            require_finite()
-        checks: list[Callable[[], None]] = [require_finite]
-        ids = [item.id for item, _, _ in good]
-        truth = [_to_device(t, model.device) for _, _, t in good]
+def _read_finished(out: Path, identity: dict[str, Any]) -> pa.Table | None:
+    """The rows of a finished evaluation; None where there are none yet, and may be."""
+    if out.is_file():
         try:
-            batch, more = computer.start(ids, x, truth, lambda share: done(share * len(good)))
-            checks += more
-            batch = replace(batch, groups=[groups[i] for i in ids])
-            batch = _add_labels(batch, [item for item, _, _ in good], model, spec.label_names)
-            metrics = chain(prediction_rows(batch), *(METRICS[name].rows(batch) for name in spec.scores))
-            arrive = start_table(ids, metrics)
-        except Exception:
-            for check in checks:  # one that failed explains what came after it
-                check()
-            raise
-
-    def finish() -> pa.Table:
-        for check in checks:
-            check()
-        return with_groups(pa.concat_tables([arrive(), unreadable_rows(unreadable)]), groups)
-
-    return finish
+            before = json.loads((pq.read_schema(out).metadata or {}).get(METADATA_KEY, b"{}"))
+        except (pa.ArrowInvalid, ValueError):
+            before = {"file": "not one of ours"}
+        refuse_another(str(out), before, identity, fix=_another(out))
+        # a process killed right after writing the file left its shards
+        shutil.rmtree(f"{out}.shards", ignore_errors=True)
+        return pq.read_table(out)
+    if out.exists() or not out.absolute().parent.is_dir():
+        got = "a folder" if out.exists() else "no such folder"
+        raise EquicamError(f"out {str(out)!r}", "a file in a folder that exists", got, "rows.parquet")
+    return None
 
 
-def _to_batch(model: Model, tensors: Sequence[Float[Tensor, "c H W"]]) -> Float[Tensor, "b c H W"]:
-    """Images as a batch on the model's device, not yet checked."""
-    if any(one.device.type != "cpu" or one.dtype != torch.float32 for one in tensors):
-        return as_batch(model, stack_images(tensors), check=False)
-    require_one_size(tensors)
-    return as_batch(model, to_device([one.numpy() for one in tensors], model.device), check=False)
+def _another(out: Path) -> str:
+    return f"another --out, or deleting {out} and {out}.shards"
 
 
-def _require_finite(arrive: Callable[[], Mapping[str, Tensor]]) -> None:
-    finite = arrive()["finite"]
-    if not finite.all():
-        raise not_finite(finite)
-
-
-def _add_labels(
-    batch: EvaluatedBatch, items: Sequence[Item], model: Model, label_names: Sequence[str]
-) -> EvaluatedBatch:
-    """Labels as class numbers: numbers themselves, the model's own names, or names in order where it has none.
-
-    Alphabetical order is the order that networks trained on folders of classes use. It applies to ImageNet's synsets
-    too, and only where there are as many names as classes.
-    """
-    outputs = batch.predictions.probs.shape[-1]
-    names = tuple(label_names) if len(label_names) == outputs else ()
-    synsets = bool(names) and all(re.fullmatch(r"n\d{8}", name) for name in names)
-    order = names if synsets or not model.classes else model.classes
-    truths = []
-    for item, truth in zip(items, batch.truth, strict=True):
-        label = item.label
-        if isinstance(label, str):
-            label = order.index(label) if label in order else int(label) if label.isdecimal() else label
-        if isinstance(label, int) and 0 <= label < outputs:
-            truth = replace(truth, label=label)
-        elif label is not None:
-            reason = f"label {item.label!r} is none of the model's {outputs} classes"
-            truth = replace(truth, no_label=reason)
-        truths.append(truth)
-    return replace(batch, truth=truths)
-
-
-def _to_device(truth: GroundTruth, device: torch.device) -> GroundTruth:
-    boxes, region = truth.boxes, truth.region
-    return replace(
-        truth,
-        boxes=None if boxes is None else boxes.to(device),
-        region=None if region is None else region.to(device),
-    )
+def _in_order_of(items: Sequence[Item], rows: pa.Table, identity: dict[str, Any]) -> pa.Table:
+    """The rows image by image, which shards have in another order, with their fingerprint as metadata."""
+    place = pc.index_in(rows["id"], value_set=pa.array([item.id for item in items], pa.string()))
+    rows = rows.take(np.argsort(place.to_numpy(), kind="stable"))
+    return rows.replace_schema_metadata({METADATA_KEY: json.dumps(plain(identity))})

@@ -12,8 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import conv1d, pad
 
-from equicam.evaluate.batch import Predict
-from equicam.evaluate.equivariance import target_probability
+from equicam.evaluate.batch import Predict, target_probability
 from equicam.readers.forward import views_that_fit
 
 
@@ -32,9 +31,8 @@ def _blur_matrix(length: int, sigma: int | float, radius: int, like: Tensor) -> 
     steps = torch.arange(-reflected, reflected + 1, dtype=like.dtype, device=like.device)
     kernel = torch.exp(-(steps**2) / (2 * sigma**2))
     lines = torch.eye(length, dtype=like.dtype, device=like.device)[:, None]
-    return conv1d(pad(lines, (reflected, reflected), mode="reflect"), (kernel / kernel.sum())[None, None])[
-        :, 0
-    ]
+    lines = pad(lines, (reflected, reflected), mode="reflect")
+    return conv1d(lines, (kernel / kernel.sum())[None, None])[:, 0]
 
 
 STEPS = 20
@@ -45,7 +43,7 @@ def blur_out(x: Float[Tensor, "b c H W"]) -> Float[Tensor, "b c H W"]:
     return gaussian(x, 10.0, reach=25)
 
 
-def pixel_ranks(maps: Float[Tensor, "b H W"]) -> Int[Tensor, "b H W"]:
+def _pixel_ranks(maps: Float[Tensor, "b H W"]) -> Int[Tensor, "b H W"]:
     """Each pixel's rank, the largest value first; equal values in reading order."""
     first = maps.flatten(1).argsort(dim=1, descending=True, stable=True)
     return first.argsort(dim=1).view(maps.shape)
@@ -63,7 +61,7 @@ def curve(
     """p_c after 0, 1, … 20 steps; `whole_pixels`: of ⌊HW/20⌋ pixels each."""
     pixels = maps[0].numel()
     counts = [s * (pixels // STEPS) if whole_pixels else round(s * pixels / STEPS) for s in range(STEPS + 1)]
-    rank, blurred = pixel_ranks(maps), blur_out(x)
+    rank, blurred = _pixel_ranks(maps), blur_out(x)
     before, after = (blurred, x) if kind == "insertion" else (x, blurred)
     found = torch.empty((len(x), len(counts)), dtype=x.dtype, device=x.device)
     steps_per_pass = max(1, views_that_fit(x) // len(x))

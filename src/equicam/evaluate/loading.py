@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,7 @@ from equicam.images.arrow_streams import refuse_in_memory
 from equicam.images.decoding import failure_reason
 from equicam.images.files import as_path
 from equicam.images.formats import to_rgb, warn_if_as_stored
-from equicam.images.items import (
-    Item,
-    digest_files,
-    load_item,
-    sample_by_class,
-    upright_box,
-    valid_utf8,
-)
+from equicam.images.items import Item, digest_files, load_item, sample_by_class, upright_box, valid_utf8
 from equicam.images.sources import find_items
 from equicam.models.images import as_batch, as_list, box_mask
 from equicam.models.surround import preprocess_pixels
@@ -69,9 +63,8 @@ class Sample:
         digest = hashlib.sha256()
         for item in self.items:
             one = self.in_memory[item.index or 0]
-            digest.update(
-                one.cpu().contiguous().numpy().tobytes() if isinstance(one, Tensor) else one.tobytes()
-            )
+            one = one.cpu().contiguous().numpy() if isinstance(one, Tensor) else one
+            digest.update(one.tobytes())
         return digest.hexdigest()
 
 
@@ -86,50 +79,43 @@ def make_sample(
     group_by: str | None = None,
 ) -> Sample:
     """The sample of a folder, manifest, items, paths, PIL images or preprocessed batch."""
-
-    def load_file(item: Item) -> tuple[Float[Tensor, "c H W"], GroundTruth]:
-        return load_image(model, item, with_regions=with_regions, context=context)
-
-    if isinstance(images, str | Path) or (
-        isinstance(images, list | tuple) and images and isinstance(images[0], Item)
-    ):
-        found = (
-            list(images)
-            if isinstance(images, list | tuple)
-            else find_items(images, split=split, group_by=group_by)
-        )
+    load_file = partial(load_image, model, with_regions=with_regions, context=context)
+    listed = isinstance(images, list | tuple) and len(images) > 0 and isinstance(images[0], Item)
+    if listed or isinstance(images, str | Path):
+        found = list(images) if listed else find_items(images, split=split, group_by=group_by)
         names = tuple(sorted({i.label for i in found if isinstance(i.label, str)}))
         return Sample(_take(found, n), load_file, names)
     for option, value in (("split", split), ("group_by", group_by)):
         if value is not None:
             raise EquicamError(option, "a folder or manifest", type(images).__name__, f"{option}=None")
+    given: Any
     if isinstance(images, Tensor):
         if context != "none":
-            raise EquicamError(
-                "context", "images, which the model's preprocessing crops", "a tensor", 'context="none"'
-            )
-        batch = as_batch(model, images)
-        if unscaled(batch, model.mean, model.std):
+            needs = "images, which the model's preprocessing crops"
+            raise EquicamError("context", needs, "a tensor", 'context="none"')
+        given = as_batch(model, images)
+        if unscaled(given, model.mean, model.std):
             raise not_scaled()
-        items = _take(_numbered_items(len(batch)), n)
-        return Sample(items, lambda item: (batch[item.index or 0], GroundTruth()), in_memory=batch)
+        return _in_memory(given, n, lambda i: given[i])
     refuse_in_memory(images, "images")
     given = [images] if isinstance(images, Image.Image) else as_list(images)
-    paths = [p for p in given if isinstance(p, str | Path)]
-    if paths and len(paths) == len(given):
-        items = [Item(id=valid_utf8(str(p)), path=as_path(p)) for p in paths]
+    if given and all(isinstance(one, str | Path) for one in given):
+        items = [Item(id=valid_utf8(str(path)), path=as_path(path)) for path in given]
         refuse_duplicates("images", [item.id for item in items])
         return Sample(_take(items, n), load_file)
-    if not given or not all(isinstance(p, Image.Image) for p in given):
-        kinds = sorted({type(p).__name__ for p in given}) or "nothing"
-        raise EquicamError(
-            "images", "a folder, a manifest, PIL images, paths, items or a batch", kinds, '"folder/"'
-        )
-    return Sample(
-        _take(_numbered_items(len(given)), n),
-        lambda item: (preprocess_pixels(model, given[item.index or 0], context), GroundTruth()),
-        in_memory=[to_rgb(image) for image in given],
-    )
+    if not given or not all(isinstance(one, Image.Image) for one in given):
+        needs = "a folder, a manifest, PIL images, paths, items or a batch"
+        kinds = sorted({type(one).__name__ for one in given}) or "nothing"
+        raise EquicamError("images", needs, kinds, '"folder/"')
+    pixels = [to_rgb(image) for image in given]
+    return _in_memory(pixels, n, lambda i: preprocess_pixels(model, given[i], context))
+
+
+def _in_memory(images: Any, n: int | None, load: Callable[[int], Tensor]) -> Sample:
+    """A sample of images that are no files: their numbers are their ids."""
+    digits = len(str(len(images) - 1))
+    items = [Item(id=f"{i:0{digits}d}", path=Path(), index=i) for i in range(len(images))]
+    return Sample(_take(items, n), lambda item: (load(item.index or 0), GroundTruth()), in_memory=images)
 
 
 def load_image(
@@ -147,11 +133,10 @@ def load_image(
     by_area = sorted(item.boxes, key=lambda b: -(b[2] - b[0]) * (b[3] - b[1]))
     masks = [box_mask(model, size, upright_box(orientation, size, b)) >= 0.5 for b in by_area]
     boxes = [mask for mask in masks if mask.any()]
-    region = None
-    if item.region is not None:
-        region = box_mask(model, size, upright_box(orientation, size, item.region))
-    if region is not None and region.sum() < 1:
-        region = None
+    region = (
+        None if item.region is None else box_mask(model, size, upright_box(orientation, size, item.region))
+    )
+    region = None if region is None or region.sum() < 1 else region
     cropped = (bool(item.boxes) and not boxes) or (item.region is not None and region is None)
     truth = GroundTruth(boxes=torch.stack(boxes) if boxes else None, region=region, cropped=cropped)
     return preprocess_pixels(model, image, context), truth
@@ -189,7 +174,3 @@ def _take(items: Sequence[Item], n: int | None) -> list[Item]:
     """A sample spread over classes, in the caller's order."""
     taken = {item.id for item in sample_by_class(items, n)}
     return [item for item in items if item.id in taken]
-
-
-def _numbered_items(count: int) -> list[Item]:
-    return [Item(id=f"{i:0{len(str(count - 1))}d}", path=Path(), index=i) for i in range(count)]

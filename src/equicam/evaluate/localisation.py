@@ -21,7 +21,7 @@ THRESHOLD = 0.3
 """Share of a map's maximum above which a pixel belongs to the object."""
 
 
-def energy(maps: Float[Tensor, "*v H W"], region: Bool[Tensor, "H W"]) -> Float[Tensor, "*v"]:
+def energy(maps: Float[Tensor, "*v H W"], region: Bool[Tensor, "*a H W"]) -> Float[Tensor, "*va"]:
     """Saliency inside the region over all saliency; NaN for a map that is 0 everywhere."""
     return (maps * region).sum((-2, -1)) / maps.sum((-2, -1))
 
@@ -36,31 +36,27 @@ def disc_of_equal_area(region: Float[Tensor, "H W"]) -> Bool[Tensor, "H W"]:
     return (x - centre_x) ** 2 + (y - centre_y) ** 2 <= area / math.pi
 
 
-def pointing(plane: Float[Tensor, "H W"], regions: Bool[Tensor, "r H W"]) -> bool:
+def _pointing(plane: Float[Tensor, "H W"], regions: Bool[Tensor, "r H W"]) -> bool:
     """Whether the first maximum lies in any of the regions."""
     return bool(regions.flatten(1)[:, plane.argmax()].any())
 
 
-def saliency_box(plane: Float[Tensor, "H W"]) -> Box | None:
-    """The half-open box around the largest 4-connected component above 0.3 of the maximum; None without positives."""
+def _boxes(components: np.ndarray) -> list[Box]:
+    """The half-open box around each component, numbered from 1."""
+    return [
+        (float(columns.start), float(rows.start), float(columns.stop), float(rows.stop))
+        for rows, columns in ndimage.find_objects(components)
+    ]
+
+
+def _saliency_box(plane: Float[Tensor, "H W"]) -> Box | None:
+    """The box around the largest 4-connected component above 0.3 of the maximum; None without positives."""
     values = plane.detach().cpu().numpy()
     components, count = ndimage.label(values > THRESHOLD * values.max())
-    if values.max() <= 0 or count == 0:
-        return None
-    biggest = int(np.bincount(components.ravel())[1:].argmax()) + 1
-    rows, columns = ndimage.find_objects(components)[biggest - 1]
-    return float(columns.start), float(rows.start), float(columns.stop), float(rows.stop)
+    return _boxes(components)[int(np.bincount(components.ravel())[1:].argmax())] if count else None
 
 
-def box_around(region: Bool[Tensor, "H W"]) -> Box | None:
-    """The half-open box around a region; None for an empty one."""
-    rows, columns = region.any(1).nonzero().flatten(), region.any(0).nonzero().flatten()
-    if not len(rows):
-        return None
-    return float(columns[0]), float(rows[0]), float(columns[-1]) + 1, float(rows[-1]) + 1
-
-
-def overlap(a: Box, b: Box) -> float:
+def _overlap(a: Box, b: Box) -> float:
     """Intersection over union of two boxes."""
     width = max(0.0, min(a[2], b[2]) - max(a[0], b[0]))
     height = max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
@@ -74,26 +70,19 @@ def energy_rows(batch: EvaluatedBatch) -> Iterator[MetricRows]:
     presentations = (Transform(), *batch.presentations)
     absent = torch.tensor([t.region is None for t in batch.truth], device=batch.x.device)
     cropped = absent & torch.tensor([t.cropped for t in batch.truth], device=batch.x.device)
-    missing = (
-        (ReasonCode.NO_LABEL_REGION, absent & ~cropped),
-        (ReasonCode.LABEL_REGION_OUTSIDE, cropped),
-    )
+    missing = ((ReasonCode.NO_LABEL_REGION, absent & ~cropped), (ReasonCode.LABEL_REGION_OUTSIDE, cropped))
     for method, own in batch.methods.items():
         value = torch.full((len(presentations), len(batch.ids)), torch.nan, device=batch.x.device)
         floor = value.clone()
         for i, truth in enumerate(batch.truth):
-            if truth.region is None:
-                continue
-            disc = disc_of_equal_area(truth.region).to(own.maps)
-            for a, one in enumerate(presentations):
-                where = transform_all(disc[None], [one])[0, 0] >= 0.5
-                value[a, i] = energy(own.maps[a, i], where)
-                floor[a, i] = energy(own.null_map, where)
-        rotated, rotated_floor = value[1:].mean(0), floor[1:].mean(0)
+            if truth.region is not None:
+                where = transform_all(disc_of_equal_area(truth.region).to(own.maps), presentations) >= 0.5
+                value[:, i], floor[:, i] = energy(own.maps[:, i], where), energy(own.null_map, where)
+        rotated = value[1:].mean(0)
         at_every_angle = tuple((code, where.expand(len(presentations), -1)) for code, where in missing)
         yield MetricRows(
             "energy", method, value, floor, "label", presentations,
-            over_angles=rotated, floor_over_angles=rotated_floor,
+            over_angles=rotated, floor_over_angles=floor[1:].mean(0),
             reasons=(*at_every_angle, (ReasonCode.CONSTANT_MAP, value.isnan())),
         )  # fmt: skip
         reasons = (*missing, (ReasonCode.CONSTANT_MAP, value.isnan().any(0)))
@@ -128,11 +117,9 @@ def _value_and_floor(
     """An image's value; the floor is that of the middle pixel (pointing) or of the whole frame (overlap)."""
     height, width = plane.shape
     if kind == "pointing":
-        return float(pointing(plane, boxes)), float(boxes[:, height // 2, width // 2].any())
+        return float(_pointing(plane, boxes)), float(boxes[:, height // 2, width // 2].any())
     frame = (0.0, 0.0, float(width), float(height))
-    objects = [box for box in map(box_around, boxes) if box is not None]
-    best, trivial = (
-        max((overlap(box, one) for one in objects if box), default=0.0)
-        for box in (saliency_box(plane), frame)
-    )
+    objects = [box for mask in boxes for box in _boxes(mask.cpu().numpy().astype(np.int8))]
+    both = (_saliency_box(plane), frame)
+    best, trivial = (max((_overlap(box, one) for one in objects if box), default=0.0) for box in both)
     return best, trivial

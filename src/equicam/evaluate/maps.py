@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from equicam.core.chain import Combine, grad_cam_rectified
+from equicam.core.chain import grad_cam_rectified
 from equicam.core.fusion import FusedMap, fuse
 from equicam.core.transforms import Transform
 from equicam.core.uncertainty import Region, correlate_views, peum
@@ -20,6 +20,7 @@ from equicam.core.views import Fill, Views, Window, crop_centre, select, transfo
 from equicam.errors import EquicamError
 from equicam.evaluate.batch import EvaluatedBatch, GroundTruth, MethodMaps, Predictions
 from equicam.evaluate.controls import (
+    blur_maps,
     coverage_map,
     item_seed,
     randomise_weights,
@@ -40,9 +41,16 @@ from equicam.runtime.executor import Executor
 from equicam.runtime.pending import Tensors
 from equicam.runtime.view_reader import ViewReader
 
+Done = Callable[[float], None]
+"""Receives the share of the work finished since its last call."""
+Checks = list[Callable[[], None]]
+"""Each waits for the device, and raises what failed there."""
+OF_TRACES = ("activations", "gradients", "logits")
+OF_VIEWS = ("peum", "disagreement", "stability")
+
 
 @dataclass(frozen=True)
-class KeptTensors:
+class _Kept:
     """Which tensors metrics need in addition to the maps."""
 
     trace: bool  # activations and gradients of methods of one view
@@ -51,19 +59,14 @@ class KeptTensors:
     region: Region  # of disagreement
 
 
-def views_read(methods: Mapping[str, Method]) -> int:
-    """The views of an image in one call."""
-    return len(_union(methods))
-
-
-def fuse_methods(
+def _fuse_methods(
     reader: ViewReader,
     x: Float[Tensor, "b c H W"],
     target: Int[Tensor, " b"] | None,
     *,
     methods: Mapping[str, Method],
     fills: Mapping[str, Fill],
-    kept: KeptTensors,
+    kept: _Kept,
 ) -> Tensors:
     """Every method's tensors as `METHOD.NAME`, and the probabilities of the presented view."""
     readings = reader.read(x, _union(methods), target)
@@ -72,37 +75,26 @@ def fuse_methods(
         found["probabilities"] = readings.probabilities
     for name, method in methods.items():
         fused = fuse(readings, method.combine, method.fusion, fills[name])
-        tensors = _measure(fused, method=method, kept=kept)
-        found |= {f"{name}.{key}": tensor for key, tensor in tensors.items()}
+        found |= {f"{name}.{key}": tensor for key, tensor in _measure(fused, method, kept).items()}
     return found
 
 
-def trace_of(found: Tensors, name: str) -> tuple[LayerTrace, Combine | None]:
-    """A method's trace, and the combine that replaced its own, if one did."""
-    trace = LayerTrace(*(found[f"{name}.{key}"] for key in ("activations", "gradients", "logits")))
-    return trace, grad_cam_rectified if found[f"{name}.rectified"].any() else None
-
-
-def _measure(fused: FusedMap, *, method: Method, kept: KeptTensors) -> Tensors:
+def _measure(fused: FusedMap, method: Method, kept: _Kept) -> Tensors:
     readings, order = fused.readings, fused.order
     found = {"map": fused.map}
     if not method.stretched:
         found["raw"] = fused.raw
     if kept.uncertainty and len(order) > 1:
         maps = select(fused.aligned_maps, order[: kept.views_compared])
-        found["peum"] = peum(fused.aligned_maps, fused.alignment)
         radius = fused.views.radius
+        found["peum"] = peum(fused.aligned_maps, fused.alignment)
         found["disagreement"] = correlate_views(maps, kept.region, radius).disagreement
         found["stability"] = correlate_views(fused.maps_in_presented_frame, radius=radius).stability
     if kept.trace and len(order) == 1 and readings.stage == "features" and readings.logits is not None:
-        activations, gradients = (value[0] for value in readings.values)
-        rectified = torch.full_like(readings.target, fused.combine is grad_cam_rectified, dtype=torch.bool)
-        found |= {
-            "activations": activations,
-            "gradients": gradients,
-            "logits": readings.logits,
-            "rectified": rectified,
-        }
+        read = (*(value[0] for value in readings.values), readings.logits)
+        found |= dict(zip(OF_TRACES, read, strict=True))
+        rectified = fused.combine is grad_cam_rectified  # which may have replaced the method's own
+        found["rectified"] = torch.full_like(readings.target, rectified, dtype=torch.bool)
     return found
 
 
@@ -110,10 +102,6 @@ def _union(methods: Mapping[str, Method]) -> Views:
     """The views of all methods once, the presented view first."""
     each = [method.fusion.views.presented_first()[0] for method in methods.values()]
     return reduce(Views.union, each, Views((0.0,)))
-
-
-Done = Callable[[float], None]
-"""Receives the share of the work finished since its last call."""
 
 
 @dataclass(frozen=True)
@@ -145,9 +133,7 @@ class MapComputer:
     @property
     def model(self) -> Model:
         """The model that is evaluated."""
-        model = self.executors["plain"].model
-        assert model is not None  # noqa: S101  # `of` requires one
-        return model
+        return _network(self.executors["plain"]).model
 
     def context(self) -> AbstractContextManager[None]:
         """The autograd and autocast state in which maps and metrics are computed."""
@@ -165,91 +151,79 @@ class MapComputer:
         ids: Sequence[str],
         x: Float[Tensor, "b c H W"],
         truth: Sequence[GroundTruth] = (),
+        groups: Sequence[str | None] = (),
         done: Done = lambda _share: None,
-    ) -> tuple[EvaluatedBatch, list[Callable[[], None]]]:
-        """The same on a device that may still be computing it; each function returned waits, and raises what failed."""
+    ) -> tuple[EvaluatedBatch, Checks]:
+        """The same on a device that may still be computing it."""
         conditions: list[Condition] = sorted({one.condition for one in self.map_specs} | {"plain"})
-        seed = self.spec.recipe.seed
+        spec, seed = self.spec, self.spec.recipe.seed
         methods: dict[str, MethodMaps] = {}
         predictions: dict[str, Predictions] = {}
-        checks: list[Callable[[], None]] = []
+        checks: Checks = []
         for condition in conditions:
             images = x
             if condition == "shuffled":
-                seeds = [item_seed(seed, i, "shuffled") for i in ids]
                 images = x.clone()
-                inputs = images if self.window is None else crop_centre(images, self.window)
-                for one, tile_seed in zip(inputs, seeds, strict=True):
-                    one.copy_(shuffle_tiles(one, tile_seed))
-            begun = self._start_calls(condition, images, lambda share: done(share / len(conditions)))
-            checks += (check for call in begun for check in call.checks)
-            predictions[condition], some = self._under(condition, images, begun)
-            methods |= some
+                for one, name in zip(self._inputs(images), ids, strict=True):
+                    one.copy_(shuffle_tiles(one, item_seed(seed, name, "shuffled")))
+            found, more = self._start_calls(condition, images, lambda share: done(share / len(conditions)))
+            checks += more
+            predictions[condition] = Predictions(
+                found["probabilities"], _target(found)[0], self.model.is_multilabel, spec.protocol.kept_is_of_any_class
+            )  # fmt: skip
+            for one in self._specs(condition):
+                methods[one.name] = self._method_maps(one, images, predictions[condition], found)
         batch = EvaluatedBatch(
             ids=ids,
-            x=x if self.window is None else crop_centre(x, self.window).contiguous(),
-            presentations=self.spec.presentations,
+            x=self._inputs(x).contiguous(),
+            presentations=spec.presentations,
             predictions=predictions["plain"],
             methods={one.name: methods[one.name] for one in self.map_specs},
             truth=truth or [GroundTruth()] * len(ids),
-            predict=partial(predict_batch, self.executors["plain"]),
-            fill="zeros"
-            if self.spec.fill == "zeros"
-            else "reflect",  # of rotated maps; other fills are of views
-            protocol=self.spec.protocol,
+            predict=partial(_predict, self.executors["plain"]),
+            # of rotated maps; other fills are of views
+            fill="zeros" if spec.fill == "zeros" else "reflect",
+            protocol=spec.protocol,
             seed=seed,
+            groups=groups,
         )
         return batch, checks
 
     def _specs(self, condition: Condition) -> list[MapSpec]:
         return [one for one in self.map_specs if one.condition == condition]
 
-    def _under(
-        self, condition: Condition, x: Float[Tensor, "b c H W"], calls: Sequence["_Call"]
-    ) -> tuple[Predictions, dict[str, MethodMaps]]:
-        """Predictions and maps under one condition."""
-        specs, executor = self._specs(condition), self.executors[condition]
-        by_angle = [
-            {name: tensor[i : i + len(x)] for name, tensor in call.tensors.items()}
-            for call in calls
-            for i in range(0, len(call.tensors["probabilities"]), len(x))
-        ]
-        probs = torch.stack([found["probabilities"] for found in by_angle])
-        predictions = Predictions(probs, _target(by_angle[0]), multilabel=self.model.is_multilabel)
-        return predictions, {
-            one.name: self._method_maps(one, executor, x, predictions, by_angle) for one in specs
-        }
+    def _inputs(self, x: Float[Tensor, "b c H W"]) -> Float[Tensor, "b c h w"]:
+        """The model's inputs, in the middle of images with context."""
+        return x if self.window is None else crop_centre(x, self.window)
 
-    def _start_calls(self, condition: Condition, x: Float[Tensor, "b c H W"], done: Done) -> list["_Call"]:
-        """Calls whose tensors are those of the presented images, then of the images in every presentation.
+    def _start_calls(
+        self, condition: Condition, x: Float[Tensor, "b c H W"], done: Done
+    ) -> tuple[Tensors, Checks]:
+        """Tensors of the presented images, then of the images in every presentation: [v, b, …].
 
         A GPU runs all presentations in one call where they fit. A CPU runs one per call, and reports progress.
         """
-        executor = self.executors[condition]
+        executor, protocol = self.executors[condition], self.spec.protocol
         methods = {one.name: one.method for one in self._specs(condition) if one.method is not None}
-        presentations = self.spec.presentations
-        kept = KeptTensors(
-            trace=self.spec.needs_traces,
-            uncertainty=self.spec.needs_views,
-            views_compared=self.spec.protocol.views_compared,
-            region=self.spec.protocol.region,
-        )
-        calls = [self._start(executor, x, methods, None, kept, self._window(Transform()))]
+        presentations, of = self.spec.presentations, self.spec.has_metrics_of
+        kept = _Kept(of("one view"), of("several views"), protocol.views_compared, protocol.region)
+        presented, checks = self._start(executor, x, methods, None, kept, self._window(Transform()))
         done(1 / (1 + len(presentations)))
-        target = _target(calls[0].tensors)
-        alone = self.window is not None or not fits_one_call(x, methods, len(presentations))
+        calls, target = [presented], _target(presented)
+        alone = self.window is not None or not _fits_one_call(x, methods, len(presentations))
         together = 1 if alone else len(presentations)
         for start in range(0, len(presentations), together):
             some = presentations[start : start + together]
-            images = present(x, some) if self.window is None else x
-            calls.append(
-                self._start(
-                    executor, images, methods, target.repeat(len(some)), replace(kept, uncertainty=False),
-                    self._window(some[0]), pad_to=IMAGES_PER_SHARD * len(some),
-                )
+            images = transform_all(x, some).flatten(0, 1) if self.window is None else x
+            call, more = self._start(
+                executor, images, methods, target.repeat(len(some)), replace(kept, uncertainty=False),
+                self._window(some[0]), pad_to=IMAGES_PER_SHARD * len(some),
             )  # fmt: skip
+            calls.append(call)
+            checks += more
             done(len(some) / (1 + len(presentations)))
-        return calls
+        found = {name: torch.cat([call[name] for call in calls if name in call]) for name in presented}
+        return {name: rows.view(-1, len(x), *rows.shape[1:]) for name, rows in found.items()}, checks
 
     def _start(
         self,
@@ -257,10 +231,10 @@ class MapComputer:
         x: Float[Tensor, "b c H W"],
         methods: Mapping[str, Method],
         target: Int[Tensor, " b"] | None,
-        kept: KeptTensors,
+        kept: _Kept,
         window: Window | None,
         pad_to: int = IMAGES_PER_SHARD,
-    ) -> "_Call":
+    ) -> tuple[Tensors, Checks]:
         """Tensors of every method by name, and the model's probabilities.
 
         Explainers of the caller's see no model, so they run last, when the target is known.
@@ -269,107 +243,85 @@ class MapComputer:
         for name, method in methods.items():
             by_reader.setdefault(method.reader, {})[name] = method
         found: Tensors = {}
-        checks: list[Callable[[], None]] = []
+        checks: Checks = []
         for reader, some in sorted(by_reader.items(), key=lambda group: group[0].forward is None):
             if reader.forward is None and "probabilities" not in found:
-                found["probabilities"] = predict_batch(executor, _presented(x, window))
+                found["probabilities"] = _predict(executor, x, window)
             if target is None and "probabilities" in found:
                 target = _target(found)
             fills = {name: self.spec.fill_of(method) for name, method in some.items()}
             capturable = all(method.capturable(fills[name]) for name, method in some.items())
-            one = executor.start(
+            pending = executor.start(
                 reader,
-                partial(fuse_methods, methods=some, fills=fills, kept=kept),
+                partial(_fuse_methods, methods=some, fills=fills, kept=kept),
                 x,
                 target,
-                views_per_image=views_read(some),
+                views_per_image=len(_union(some)),
                 key=("evaluate", tuple(some.items()), tuple(fills.items()), kept) if capturable else None,
                 window=window,
                 pad_to=pad_to,
             )
-            checks.append(one.check)
-            found = one.tensors | found  # the first reader's probabilities stay
+            checks.append(pending.check)
+            found = pending.tensors | found  # the first reader's probabilities stay
         if "probabilities" not in found:
-            found["probabilities"] = predict_batch(executor, _presented(x, window))
-        return _Call(found, checks)
+            found["probabilities"] = _predict(executor, x, window)
+        return found, checks
 
     def _window(self, presentation: Transform) -> Window | None:
         return None if self.window is None else Window(self.window, presentation)
 
     def _method_maps(
-        self,
-        one: MapSpec,
-        executor: Executor,
-        x: Float[Tensor, "b c H W"],
-        predictions: Predictions,
-        by_angle: Sequence[Tensors],
+        self, one: MapSpec, x: Float[Tensor, "b c H W"], predictions: Predictions, found: Tensors
     ) -> MethodMaps:
         """One method's tensors, with the control applied to its maps."""
-        x = x if self.window is None else crop_centre(x, self.window)
+        x, name = self._inputs(x), one.name
         ones = torch.ones(size_of(x), dtype=x.dtype, device=x.device)
-        coverage = self._coverage(one, executor, x)
+        coverage = self._coverage(one, x)
         null_map = ones if coverage is None else times_coverage(ones, coverage)
         if one.method is None:
-            return MethodMaps(null_map.expand(len(by_angle), len(x), -1, -1), predictions, null_map)
-        maps = one.apply_blur(torch.stack([found[f"{one.name}.map"] for found in by_angle]))
+            return MethodMaps(null_map.expand(*predictions.probs.shape[:2], -1, -1), predictions, null_map)
+        maps = found[f"{name}.map"]
+        if one.blur is not None:
+            maps = blur_maps(maps, one.blur)
         if one.times_coverage and coverage is not None:
             maps = times_coverage(maps, coverage)
-        presented, raw = by_angle[0], f"{one.name}.raw"
-        # the stages of a control are those of its method
-        has_traces = f"{one.name}.activations" in presented and not one.changes_maps
-        traces = [trace_of(found, one.name) for found in by_angle] if has_traces else []
-        return MethodMaps(
-            maps,
-            predictions,
-            null_map,
-            presented.get(f"{one.name}.peum"),
-            presented.get(f"{one.name}.disagreement"),
-            presented.get(f"{one.name}.stability"),
-            [trace for trace, _ in traces],
-            traces[0][1] or one.method.combine if traces else None,
-            torch.stack([found[raw] for found in by_angle])
-            if raw in presented and not one.changes_maps
-            else None,
-        )
+        of_views = {key: found[f"{name}.{key}"][0] for key in OF_VIEWS if f"{name}.{key}" in found}
+        if one.changes_maps:  # the stages of a control are those of its method
+            return MethodMaps(maps, predictions, null_map, of_views)
+        traces, combine = [], None
+        if f"{name}.rectified" in found:
+            traces = [
+                LayerTrace(*of) for of in zip(*(found[f"{name}.{key}"] for key in OF_TRACES), strict=True)
+            ]
+            combine = grad_cam_rectified if found[f"{name}.rectified"][0].any() else one.method.combine
+        raw = found.get(f"{name}.raw")
+        return MethodMaps(maps, predictions, null_map, of_views, traces, combine, raw)
 
-    def _coverage(
-        self, one: MapSpec, executor: Executor, x: Float[Tensor, "b c H W"]
-    ) -> Float[Tensor, "H W"] | None:
+    def _coverage(self, one: MapSpec, x: Float[Tensor, "b c H W"]) -> Float[Tensor, "H W"] | None:
         """The coverage of its views if it is part of the map: by a control, or because views are filled with zeros."""
         fusion = None if one.method is None else one.method.fusion
-        if fusion is None or one.times_coverage:
-            return coverage_map(COVERAGE_VIEWS, _grid(executor, x), size_of(x), like=x)
-        if fusion.align_at is None or self.spec.fill != "zeros" or len(fusion.views) == 1:
-            return None
-        grid = size_of(x) if fusion.align_at in ("upsampled", "map") else _grid(executor, x)
-        return coverage_map(fusion.views, grid, size_of(x), like=x)
+        views = COVERAGE_VIEWS
+        if fusion is not None and not one.times_coverage:
+            if fusion.align_at is None or self.spec.fill != "zeros" or len(fusion.views) == 1:
+                return None
+            views = fusion.views
+            if fusion.align_at in ("upsampled", "map"):
+                return coverage_map(views, size_of(x), size_of(x), like=x)
+        network = _network(self.executors[one.condition])
+        features = read_layer(network, x[:1].to(network.model.dtype)).features
+        return coverage_map(views, size_of(features), size_of(x), like=x)
 
 
-@dataclass(frozen=True)
-class _Call:
-    """Tensors that a device may still be computing, and functions that wait for them and raise what failed."""
-
-    tensors: Tensors
-    checks: list[Callable[[], None]]
-
-
-def _target(found: Tensors) -> Int[Tensor, " b"]:
+def _target(found: Tensors) -> Int[Tensor, "*v b"]:
     """The top-1 class: by the logits, which differ where probabilities are rounded to the same value, if a method read them."""
-    return found["target"] if "target" in found else found["probabilities"].argmax(1)
+    return found["target"] if "target" in found else found["probabilities"].argmax(-1)
 
 
-def _presented(x: Float[Tensor, "b c H W"], window: Window | None) -> Float[Tensor, "b c h w"]:
-    """What the model sees of the images."""
-    return x if window is None else Views([0]).act(x, window)[0]
-
-
-def present(x: Float[Tensor, "b c H W"], presentations: Sequence[Transform]) -> Float[Tensor, "n c H W"]:
-    """The images in each presentation, one presentation after the other."""
-    return transform_all(x, presentations).flatten(0, 1)
-
-
-def predict_batch(executor: Executor, x: Float[Tensor, "n c H W"]) -> Float[Tensor, "n y"]:
+def _predict(
+    executor: Executor, x: Float[Tensor, "n c H W"], window: Window | None = None
+) -> Float[Tensor, "n y"]:
     """Class probabilities, as many images per forward pass as fit."""
+    x = x if window is None else Views([0]).act(x, window)[0]
     network = _network(executor)
 
     def some(rows: slice, _fit: int) -> Tensors:
@@ -379,19 +331,13 @@ def predict_batch(executor: Executor, x: Float[Tensor, "n c H W"]) -> Float[Tens
     return torch.cat([found["probabilities"] for found in executor.groups(x, 1, some, network)])
 
 
-def fits_one_call(x: Float[Tensor, "b c H W"], methods: Mapping[str, Method], presentations: int) -> bool:
+def _fits_one_call(x: Float[Tensor, "b c H W"], methods: Mapping[str, Method], presentations: int) -> bool:
     """Whether the views of all presentations fit one forward pass on a GPU."""
     if not x.is_cuda or not all(method.reader.one_pass for method in methods.values()):
         return False
-    return presentations * len(x) * views_read(methods) <= views_that_fit(x, with_kept=True)
+    return presentations * len(x) * len(_union(methods)) <= views_that_fit(x, with_kept=True)
 
 
 def _network(executor: Executor) -> Network:
     assert executor.model is not None  # noqa: S101  # `MapComputer.of` requires one
     return Network(executor.model, executor.autocast)
-
-
-def _grid(executor: Executor, x: Float[Tensor, "b c H W"]) -> tuple[int, int]:
-    """Height and width of the target layer's features."""
-    network = _network(executor)
-    return size_of(read_layer(network, x[:1].to(network.model.dtype)).features)

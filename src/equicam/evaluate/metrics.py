@@ -1,62 +1,29 @@
 """Every metric by name: what it measures, and the rows it makes of an evaluated batch."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from equicam.core.transforms import Element
 from equicam.core.uncertainty import REGIONS, Region
 from equicam.core.views import Views, transform_all
-from equicam.evaluate import causal, faithfulness
 from equicam.evaluate.batch import EvaluatedBatch, Predictions
+from equicam.evaluate.causal import occlusion
 from equicam.evaluate.controls import item_seed
-from equicam.evaluate.equivariance import (
-    WITHOUT_GRID,
-    Eq,
-    compare,
-    confidence_kept,
-    consistent,
-    mean_where,
-    stages,
-    target_probability,
-    weighted_mean,
-)
+from equicam.evaluate.equivariance import WITHOUT_GRID, Eq, compare, mean_where, stages, weighted_mean
+from equicam.evaluate.faithfulness import area, curve
 from equicam.evaluate.localisation import box_rows, energy_rows
 from equicam.evaluate.rows import ReasonCode
-from equicam.evaluate.similarity import region_mask, size_of, spearman
+from equicam.evaluate.similarity import compare_planes, region_mask, size_of
 from equicam.evaluate.table import MetricRows
 
-
-def flip_rate(
-    probs: Float[Tensor, "v b y"], target: Int[Tensor, " b"], *, multilabel: bool = False
-) -> Float[Tensor, " b"]:
-    """Share of the presentations whose prediction is not the presented one's, the first of `probs`."""
-    return (~consistent(probs, target, multilabel=multilabel)).double().mean(0)
-
-
-def confidence_drop(probs: Float[Tensor, "v b y"], target: Int[Tensor, " b"]) -> Float[Tensor, " b"]:
-    """Mean over the presentations of 1 − p_c(T x) / p_c(x)."""
-    of_target = target_probability(probs, target).double()
-    return (1 - of_target[1:] / of_target[0]).mean(0)
-
-
-def calibration(
-    peum: Float[Tensor, "b H W"],
-    maps: Float[Tensor, "v b H W"],
-    presentations: Sequence[Element],
-    region: Region,
-) -> Float[Tensor, " b"]:
-    """Spearman over pixels of PEUM with the mean squared drift, both in the presented frame; NaN where either is flat."""
-    views = Views(presentations)
-    drift = ((views.align(maps[1:], "reflect") - maps[0]) ** 2).mean(0)
-    pairs = zip(peum, drift, strict=True)
-    found = torch.stack([spearman(p[None], d[None], region, views.radius)[0, 0] for p, d in pairs])
-    return torch.where(found == 0, torch.nan, found)
+Kind = Literal["any", "one view", "several views"]
+"""Of methods: one view that starts at features, several views, or whichever."""
 
 
 @dataclass(frozen=True)
@@ -65,43 +32,37 @@ class Metric:
 
     about: str
     rows: Callable[[EvaluatedBatch], Iterator[MetricRows]] = field(repr=False)
-    applies_to: Literal["any", "one view", "several views"] = "any"
+    applies_to: Kind = "any"
+    needs_regions: bool = False  # boxes or label regions of the images
     rotations_only: bool = False
     without_context: bool = False  # it rotates the model's input itself
 
 
 def prediction_rows(batch: EvaluatedBatch) -> Iterator[MetricRows]:
     """The model's predictions for each image in every presentation; part of every evaluation."""
-    probs, target, multilabel = (
-        batch.predictions.probs,
-        batch.predictions.target,
-        batch.predictions.multilabel,
-    )
+    found = batch.predictions
     labels = torch.tensor([-1 if t.label is None else t.label for t in batch.truth])
-    labels = labels.to(target.device, non_blocking=True)
-    wrong = torch.where(labels < 0, torch.nan, (labels != target).double())
-    missing = sorted({t.no_label for t in batch.truth if t.label is None})
-    reasons = tuple(
-        (text, torch.tensor([t.label is None and t.no_label == text for t in batch.truth]))
-        for text in missing
-    )
-    yield from _confidence(None, batch.predictions, batch)
-    yield MetricRows("flip-rate", None, flip_rate(probs, target, multilabel=multilabel))
-    yield MetricRows("confidence-drop", None, confidence_drop(probs, target))
+    labels = labels.to(found.target.device, non_blocking=True)
+    wrong = torch.where(labels < 0, torch.nan, (labels != found.target).double())
+    why = [t.no_label if t.label is None else "" for t in batch.truth]
+    reasons = tuple((text, torch.tensor([one == text for one in why])) for text in sorted({*why} - {""}))
+    yield from _confidence(None, found, batch)
+    yield MetricRows("flip-rate", None, found.flip_rate)
+    yield MetricRows("confidence-drop", None, found.confidence_drop)
     yield MetricRows("misclassified", None, wrong, reasons=reasons)
     for method, own in batch.methods.items():
-        if own.predictions is not batch.predictions:  # another network or other images
+        if own.predictions is not found:  # another network or other images
             yield from _confidence(method, own.predictions, batch)
 
 
-def _confidence(method: str | None, predictions: Predictions, batch: EvaluatedBatch) -> Iterator[MetricRows]:
-    probs, target, of_target = predictions.probs, predictions.target, predictions.of_target
-    kept = confidence_kept(probs, target, of_any_class=batch.protocol.kept_is_of_any_class)
-    yield MetricRows("presented-confidence", method, of_target[0])
-    yield MetricRows("confidence", method, of_target[1:], presentations=batch.presentations)
-    yield MetricRows("confidence-kept", method, kept, presentations=batch.presentations)
-    same = consistent(probs, target, multilabel=predictions.multilabel)
-    yield MetricRows("consistent", method, same.double(), presentations=batch.presentations)
+def _confidence(method: str | None, found: Predictions, batch: EvaluatedBatch) -> Iterator[MetricRows]:
+    yield MetricRows("presented-confidence", method, found.of_target[0])
+    for name, value in (
+        ("confidence", found.of_target[1:]),
+        ("confidence-kept", found.confidence_kept),
+        ("consistent", found.consistent.double()),
+    ):
+        yield MetricRows(name, method, value, presentations=batch.presentations)
 
 
 def _each_eq(batch: EvaluatedBatch, measure: str = "pearson") -> Iterator[tuple[str, Region, Eq]]:
@@ -126,24 +87,19 @@ def _eq(batch: EvaluatedBatch, *, name: str, measure: str) -> Iterator[MetricRow
 
 def _eq_consistent(batch: EvaluatedBatch) -> Iterator[MetricRows]:
     for method, region, eq in _each_eq(batch):
-        predictions = batch.methods[method].predictions
-        kept = consistent(predictions.probs, predictions.target, multilabel=predictions.multilabel)
+        kept = batch.methods[method].predictions.consistent
         value, floor = (torch.where(kept, v, torch.nan) for v in (eq.value, eq.floor))
-        over_angles, floor_over_angles = (mean_where(v, kept) for v in (eq.value, eq.floor))
         yield MetricRows(
             "eq-consistent", method, value, floor, region, batch.presentations,
-            over_angles=over_angles, floor_over_angles=floor_over_angles,
+            over_angles=mean_where(eq.value, kept), floor_over_angles=mean_where(eq.floor, kept),
             reasons=((ReasonCode.TOP1_CHANGED, ~kept), (ReasonCode.CONSTANT_MAP, eq.constant)),
         )  # fmt: skip
 
 
 def _eq_weighted(batch: EvaluatedBatch) -> Iterator[MetricRows]:
     for method, region, eq in _each_eq(batch):
-        predictions = batch.methods[method].predictions
-        kept = confidence_kept(
-            predictions.probs, predictions.target, of_any_class=batch.protocol.kept_is_of_any_class
-        )
-        value, floor = (weighted_mean(v, kept.double()) for v in (eq.value, eq.floor))
+        kept = batch.methods[method].predictions.confidence_kept.double()
+        value, floor = (weighted_mean(v, kept) for v in (eq.value, eq.floor))
         reasons = ((ReasonCode.CONSTANT_AT_SOME_ANGLE, eq.constant.any(0)),)
         yield MetricRows("eq-weighted", method, value, floor, region, reasons=reasons)
 
@@ -171,65 +127,63 @@ def _stages(batch: EvaluatedBatch) -> Iterator[MetricRows]:
 
 
 def _curve(batch: EvaluatedBatch, *, kind: Literal["insertion", "deletion"]) -> Iterator[MetricRows]:
-    target = batch.predictions.target
+    target, whole_pixels = batch.predictions.target, batch.protocol.whole_pixels_per_step
     for method, own in batch.methods.items():
-        values = faithfulness.curve(
-            batch.predict,
-            batch.x,
-            own.maps[0],
-            target,
-            kind,
-            whole_pixels=batch.protocol.whole_pixels_per_step,
-        )
-        yield MetricRows(kind, method, faithfulness.area(values, batch.protocol.curve_divisor))
+        values = curve(batch.predict, batch.x, own.maps[0], target, kind, whole_pixels=whole_pixels)
+        yield MetricRows(kind, method, area(values, batch.protocol.curve_divisor))
 
 
 def _causal(batch: EvaluatedBatch) -> Iterator[MetricRows]:
     seeds = [item_seed(batch.seed, i, "causal") for i in batch.ids]
     for method, own in batch.methods.items():
-        drops = causal.occlusion(
+        drops = occlusion(
             batch.predict, batch.x, own.maps, batch.presentations, batch.predictions.target,
-            seeds=seeds, region=batch.region, fill=batch.protocol.causal_fill, soft_masks=batch.protocol.soft_masks,
-            controls=batch.protocol.causal_controls, unrelated=batch.unrelated,
+            seeds=seeds, protocol=batch.protocol, unrelated=batch.unrelated,
         )  # fmt: skip
-        for region in drops.presented:
-            for name, lost in (
-                (f"causal-{region}", drops.presented[region]),
-                (f"causal-{region}-rotated", drops.rotated[region]),
-            ):
+        for region, presented in drops.presented.items():
+            for suffix, lost in (("", presented), ("-rotated", drops.rotated[region])):
                 reasons = (
                     (ReasonCode.CONSTANT_MAP, drops.constant),
                     (ReasonCode.NO_OTHER_REGION, lost.isnan()),
                 )
+                name = f"causal-{region}{suffix}"
                 yield MetricRows(name, method, lost, None, batch.region, batch.presentations, reasons=reasons)
 
 
 def _peum(batch: EvaluatedBatch) -> Iterator[MetricRows]:
     for method, own in batch.methods.items():
-        if own.peum is not None:
+        if (peum := own.of_views.get("peum")) is not None:
             for region in REGIONS:
-                mask = region_mask(region, size_of(own.peum), own.peum.device)
-                yield MetricRows("peum", method, own.peum[:, mask].double().mean(1), None, region)
+                mask = region_mask(region, size_of(peum), peum.device)
+                yield MetricRows("peum", method, peum[:, mask].double().mean(1), None, region)
 
 
-def _disagreement(batch: EvaluatedBatch) -> Iterator[MetricRows]:
+def _of_views(batch: EvaluatedBatch, *, name: str, region: Region | None = None) -> Iterator[MetricRows]:
     for method, own in batch.methods.items():
-        if own.disagreement is not None:
-            yield MetricRows("disagreement", method, own.disagreement, None, batch.region)
-
-
-def _stability(batch: EvaluatedBatch) -> Iterator[MetricRows]:
-    for method, own in batch.methods.items():
-        if own.stability is not None:
-            yield MetricRows("stability", method, own.stability, None, "disc")
+        if name in own.of_views:
+            yield MetricRows(name, method, own.of_views[name], None, region or batch.region)
 
 
 def _calibration(batch: EvaluatedBatch) -> Iterator[MetricRows]:
     for method, own in batch.methods.items():
-        if own.peum is not None:
-            value = calibration(own.peum, own.maps, batch.presentations, batch.region)
+        if (peum := own.of_views.get("peum")) is not None:
+            value = calibration(peum, own.maps, batch.presentations, batch.region)
             reasons = ((ReasonCode.FLAT, value.isnan()),)
             yield MetricRows("calibration", method, value, None, batch.region, reasons=reasons)
+
+
+def calibration(
+    peum: Float[Tensor, "b H W"],
+    maps: Float[Tensor, "v b H W"],
+    presentations: Sequence[Element],
+    region: Region,
+) -> Float[Tensor, " b"]:
+    """Spearman over pixels of PEUM with the mean squared drift, both in the presented frame; NaN where either is flat."""
+    views = Views(presentations)
+    drift = ((views.align(maps[1:], "reflect") - maps[0]) ** 2).mean(0)
+    pairs = zip(peum[:, None], drift[:, None], strict=True)
+    found = [compare_planes(*pair, "spearman", region, views.radius)[0].squeeze() for pair in pairs]
+    return torch.where(torch.stack(found) == 0, torch.nan, torch.stack(found))
 
 
 METRICS: dict[str, Metric] = {
@@ -243,14 +197,19 @@ METRICS: dict[str, Metric] = {
     "insertion": Metric("probability regained as marked pixels return to a blurred image", partial(_curve, kind="insertion")),
     "deletion": Metric("probability kept as marked pixels are blurred (lower is better)", partial(_curve, kind="deletion")),
     "causal": Metric("probability lost without the drift region, and without control regions", _causal, without_context=True),
-    "energy": Metric("share of the saliency in the label region, presented and rotated", energy_rows, rotations_only=True),
-    "pointing": Metric("whether the maximum lies in a box of the object", partial(box_rows, kind="pointing")),
-    "box-iou": Metric("overlap of the map's box with the object's", partial(box_rows, kind="box-iou")),
+    "energy": Metric("share of the saliency in the label region, presented and rotated", energy_rows, needs_regions=True, rotations_only=True),
+    "pointing": Metric("whether the maximum lies in a box of the object", partial(box_rows, kind="pointing"), needs_regions=True),
+    "box-iou": Metric("overlap of the map's box with the object's", partial(box_rows, kind="box-iou"), needs_regions=True),
     "peum": Metric("PEUM (per-image explanation uncertainty): variance of the aligned views, mean over pixels", _peum, applies_to="several views"),
-    "disagreement": Metric("1 − mean Pearson over all pairs of aligned views", _disagreement, applies_to="several views"),
-    "stability": Metric("mean Pearson of the presented view's own map with every other view's, aligned", _stability, applies_to="several views"),
+    "disagreement": Metric("1 − mean Pearson over all pairs of aligned views", partial(_of_views, name="disagreement"), applies_to="several views"),
+    "stability": Metric("mean Pearson of the presented view's own map with every other view's, aligned", partial(_of_views, name="stability", region="disc"), applies_to="several views"),
     "calibration": Metric("does PEUM lie where the map drifts: Spearman over pixels", _calibration, applies_to="several views"),
 }  # fmt: skip
+
+
+def needs_regions(scores: Iterable[str]) -> bool:
+    """Whether any of these scores needs boxes or label regions."""
+    return any(METRICS[name].needs_regions for name in METRICS.keys() & scores)
 
 
 def scores() -> tuple[str, ...]:

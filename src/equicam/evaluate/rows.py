@@ -3,6 +3,8 @@
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import reduce
+from operator import and_
 
 import numpy as np
 import pyarrow as pa
@@ -82,23 +84,21 @@ def pick(
     required: bool = True,
 ) -> MetricColumn:
     """One value per image, or one per image and angle; an empty column if the rows are absent and not required."""
-    keep = equals(table["score"], score)
-    for name, wanted in (("method", method), ("region", region)):
-        keep = pc.and_(keep, equals(table[name], wanted))
-    keep = pc.and_(keep, pc.is_valid(table["angle"]) if each_angle else pc.is_null(table["angle"]))
-    some = table.filter(keep).sort_by([("id", "ascending"), ("angle", "ascending")])
+    keep = matching(score=score, method=method, region=region)
+    angle = pc.field("angle")
+    some = table.filter(keep & (angle.is_valid() if each_angle else angle.is_null()))
+    some = some.sort_by([("id", "ascending"), ("angle", "ascending")])
     if required and not len(some):
         there = sorted({s for s in table["score"].to_pylist() if s})
-        raise EquicamError(
-            f"rows of {score!r} of {method!r} in {region!r}", "an evaluation that has them", f"scores {', '.join(there)}",
-            f'evaluate(…, scores=["{score}"])',
-        )  # fmt: skip
-    angle, value, floor = (
+        what, fix = f"rows of {score!r} of {method!r} in {region!r}", f'evaluate(…, scores=["{score}"])'
+        raise EquicamError(what, "an evaluation that has them", f"scores {', '.join(there)}", fix)
+    angles, value, floor = (
         np.asarray(some[name].to_numpy(), dtype=np.float64) for name in ("angle", "value", "floor")
     )
-    ids, reason = (np.array(some[name].to_pylist(), dtype=object) for name in ("id", "reason"))
-    groups = np.array(some["group"].to_pylist(), dtype=object)
-    return MetricColumn(ids, angle, value, floor, reason, groups, score)
+    ids, reason, groups = (
+        np.array(some[name].to_pylist(), dtype=object) for name in ("id", "reason", "group")
+    )
+    return MetricColumn(ids, angles, value, floor, reason, groups, score)
 
 
 def pick_prediction(table: pa.Table, score: str, method: str, *, each_angle: bool = False) -> MetricColumn:
@@ -107,6 +107,6 @@ def pick_prediction(table: pa.Table, score: str, method: str, *, each_angle: boo
     return own if len(own) else pick(table, score, each_angle=each_angle)
 
 
-def equals(column: pa.ChunkedArray, wanted: str | None) -> pa.ChunkedArray:
-    """Where a column has a value; None stands for null."""
-    return pc.is_null(column) if wanted is None else pc.fill_null(pc.equal(column, wanted), False)
+def matching(**wanted: str | None) -> pc.Expression:
+    """Rows whose columns have these values; None stands for null."""
+    return reduce(and_, (pc.field(n).is_null() if v is None else pc.field(n) == v for n, v in wanted.items()))

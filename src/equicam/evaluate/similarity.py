@@ -10,21 +10,23 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from equicam.core.uncertainty import Region, pearson, pixels_in, standardise
+from equicam.core.uncertainty import Region, pixels_in, standardise
 from equicam.core.views import disc
 
 PlanesA = Float[Tensor, "*a i h w"]
 PlanesB = Float[Tensor, "*a j h w"]
 Matrix = Float[Tensor, "*a i j"]
+Rows = tuple[Float[Tensor, "*n p"], Bool[Tensor, "*n"]]
+"""What a measure makes of the pixels of planes, and which planes are constant: they become 0."""
 
 
 def region_mask(
     region: Region, size: tuple[int, int], device: torch.device, radius: float = 1.0
 ) -> Bool[Tensor, "h w"]:
     """The pixels inside the region; of the disc, those within a share of its radius."""
-    if region == "disc":
-        return disc(size, device, radius)
-    return torch.ones(size, dtype=torch.bool, device=device)
+    return (
+        disc(size, device, radius) if region == "disc" else torch.ones(size, dtype=torch.bool, device=device)
+    )
 
 
 def constant_in_region(
@@ -37,16 +39,6 @@ def constant_in_region(
     return standardise(pixels_in(planes, region, radius))[1]
 
 
-def spearman(a: PlanesA, b: PlanesB, region: Region, radius: float = 1.0) -> Matrix:
-    """Pearson's r of the ranks, ties at their mean rank."""
-    return _product(_rows("spearman", a, b, region, radius))
-
-
-def cosine(a: PlanesA, b: PlanesB, region: Region, radius: float = 1.0) -> Matrix:
-    """Cosine over the region's pixels; 0 where either plane is constant."""
-    return _product(_rows("cosine", a, b, region, radius))
-
-
 def ssim(a: PlanesA, b: PlanesB, region: Region, radius: float = 1.0) -> Matrix:
     """Mean structural similarity over the 7×7 windows inside the region, data range 1; 0 for constant planes."""
     if a.ndim > 3:
@@ -57,17 +49,60 @@ def ssim(a: PlanesA, b: PlanesB, region: Region, radius: float = 1.0) -> Matrix:
     return torch.where(constant, 0, torch.stack(rows).double())
 
 
-Measure = Callable[[PlanesA, PlanesB, Region, float], Matrix]
-MEASURES: dict[str, Measure] = {"pearson": pearson, "spearman": spearman, "cosine": cosine, "ssim": ssim}
+def _ssim(a: Float[Tensor, "h w"], b: Float[Tensor, "h w"], region: Bool[Tensor, "h w"]) -> Float[Tensor, ""]:
+    side, c1, c2 = 7, 0.01**2, 0.03**2
+    pair = torch.stack((a, b, a * a, b * b, a * b))[:, None].double()
+    mean_a, mean_b, aa, bb, ab = avg_pool2d(pair, side, stride=1)[:, 0]
+    unbiased = side**2 / (side**2 - 1)
+    var_a, var_b = unbiased * (aa - mean_a**2), unbiased * (bb - mean_b**2)
+    cov = unbiased * (ab - mean_a * mean_b)
+    similarity = (2 * mean_a * mean_b + c1) * (2 * cov + c2)
+    similarity = similarity / ((mean_a**2 + mean_b**2 + c1) * (var_a + var_b + c2))
+    inside = avg_pool2d(region[None].double(), side, stride=1)[0] == 1
+    mean: Tensor = similarity[inside].mean()
+    return mean
 
 
-def ranks(values: Float[Tensor, "*n p"]) -> Float[Tensor, "*n p"]:
+def _ranks(values: Float[Tensor, "*n p"]) -> Float[Tensor, "*n p"]:
     """Ranks from 1 in every row, equal values at their mean rank."""
     values = values.contiguous()
     ordered = values.sort(-1).values
     below = torch.searchsorted(ordered, values, right=False)
     up_to = torch.searchsorted(ordered, values, right=True)
     return (below + up_to + 1).to(values.dtype) / 2
+
+
+def _standardised_ranks(pixels: Float[Tensor, "*n p"]) -> Rows:
+    constant = standardise(pixels)[1]  # its rounding errors have no order
+    return standardise(torch.where(constant[..., None], 0, _ranks(pixels.double())))[0], constant
+
+
+def _normalise(pixels: Float[Tensor, "*n p"]) -> Rows:
+    pixels, constant = pixels.double(), standardise(pixels)[1]
+    blank = constant[..., None]
+    return torch.where(blank, 0, pixels / torch.where(blank, 1, pixels.norm(dim=-1, keepdim=True))), constant
+
+
+_ROWS: dict[str, Callable[[Float[Tensor, "*n p"]], Rows]] = {
+    "pearson": standardise,
+    "spearman": _standardised_ranks,
+    "cosine": _normalise,
+}
+"""Measures that are products of rows; SSIM is the only other one."""
+MEASURES = (*_ROWS, "ssim")
+
+
+def compare_planes(
+    a: PlanesA, b: PlanesB, measure: str, region: Region, radius: float = 1.0
+) -> tuple[Matrix, Bool[Tensor, "*a i"], Bool[Tensor, "*a j"]]:
+    """The similarity of each plane of a set with each of another, 0 with a constant one, and which are constant."""
+    if measure == "ssim":
+        constant_a, constant_b = (constant_in_region(planes, region, radius) for planes in (a, b))
+        return ssim(a, b, region, radius), constant_a, constant_b
+    (rows_a, constant_a), (rows_b, constant_b) = (
+        _ROWS[measure](pixels_in(planes, region, radius)) for planes in (a, b)
+    )
+    return rows_a @ rows_b.mT, constant_a, constant_b
 
 
 def own_and_others(
@@ -86,55 +121,3 @@ def own_and_others(
 def size_of(planes: Tensor) -> tuple[int, int]:
     """Height and width of planes."""
     return planes.shape[-2], planes.shape[-1]
-
-
-def _standardised_ranks(pixels: Float[Tensor, "*n p"]) -> tuple[Float[Tensor, "*n p"], Bool[Tensor, "*n"]]:
-    """Ranks with mean 0 and norm 1, and which rows were constant; all 0 for those, whose rounding errors have no order."""
-    constant = standardise(pixels)[1]
-    return standardise(torch.where(constant[..., None], 0, ranks(pixels.double())))[0], constant
-
-
-def _normalise(pixels: Float[Tensor, "*n p"]) -> tuple[Float[Tensor, "*n p"], Bool[Tensor, "*n"]]:
-    """Rows of norm 1, and which were constant: they become 0."""
-    pixels, constant = pixels.double(), standardise(pixels)[1]
-    blank = constant[..., None]
-    return torch.where(blank, 0, pixels / torch.where(blank, 1, pixels.norm(dim=-1, keepdim=True))), constant
-
-
-def _ssim(a: Float[Tensor, "h w"], b: Float[Tensor, "h w"], region: Bool[Tensor, "h w"]) -> Float[Tensor, ""]:
-    side, c1, c2 = 7, 0.01**2, 0.03**2
-    pair = torch.stack((a, b, a * a, b * b, a * b))[:, None].double()
-    mean_a, mean_b, aa, bb, ab = avg_pool2d(pair, side, stride=1)[:, 0]
-    unbiased = side**2 / (side**2 - 1)
-    var_a, var_b = unbiased * (aa - mean_a**2), unbiased * (bb - mean_b**2)
-    cov = unbiased * (ab - mean_a * mean_b)
-    similarity = (2 * mean_a * mean_b + c1) * (2 * cov + c2)
-    similarity = similarity / ((mean_a**2 + mean_b**2 + c1) * (var_a + var_b + c2))
-    inside = avg_pool2d(region[None].double(), side, stride=1)[0] == 1
-    mean: Tensor = similarity[inside].mean()
-    return mean
-
-
-_ROWS = {"pearson": standardise, "spearman": _standardised_ranks, "cosine": _normalise}
-"""Measures that are products of rows, and the rows that each makes of pixels."""
-Rows = tuple[Tensor, Tensor]
-"""Rows [*n, p], and which of them were constant [*n]; the two of a pair may differ in number."""
-
-
-def _rows(measure: str, a: PlanesA, b: PlanesB, region: Region, radius: float) -> list[Rows]:
-    return [_ROWS[measure](pixels_in(planes, region, radius)) for planes in (a, b)]
-
-
-def _product(pair: list[Rows]) -> Matrix:
-    return pair[0][0] @ pair[1][0].mT
-
-
-def compare_planes(
-    a: PlanesA, b: PlanesA, measure: str, region: Region, radius: float = 1.0
-) -> tuple[Matrix, Bool[Tensor, "*a i"]]:
-    """The similarity of each plane of a set with each of an equally large one, and at which planes either is constant."""
-    if measure not in _ROWS:
-        constant = constant_in_region(a, region, radius) | constant_in_region(b, region, radius)
-        return MEASURES[measure](a, b, region, radius), constant
-    pair = _rows(measure, a, b, region, radius)
-    return _product(pair), pair[0][1] | pair[1][1]

@@ -2,19 +2,16 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, is_dataclass, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any, Literal
-
-from jaxtyping import Float
-from torch import Tensor
 
 from equicam.core.fusion import Fusion
 from equicam.core.transforms import Transform
 from equicam.core.views import Fill, Views
 from equicam.core.weights import KeepConfident, SoftGate
-from equicam.errors import EquicamError
-from equicam.evaluate.controls import CONTROLS, blur_maps
+from equicam.errors import EquicamError, not_one_of
+from equicam.evaluate.controls import CONTROLS
+from equicam.evaluate.metrics import METRICS, Kind
 from equicam.methods import METHODS, Method, resolve, resolve_fill
 from equicam.protocol import Protocol, find_protocol
 from equicam.readers.reading import external
@@ -29,10 +26,6 @@ IMAGES_PER_SHARD = 16
 """Images that are computed together, and compared with each other for their floors."""
 COVERAGE_VIEWS = Views.evenly(18)
 """The views whose coverage that control shows."""
-VIEW_METRICS = {"peum", "disagreement", "stability", "calibration"}
-"""Metrics of the views of one map."""
-REGION_METRICS = {"energy", "pointing", "box-iou"}
-"""Metrics that need the place of the object."""
 
 
 @dataclass(frozen=True)
@@ -47,25 +40,18 @@ class MapSpec:
     explainer: Any = None  # an explainer of the caller's, `(x, target) → map`
 
     @property
-    def has_several_views(self) -> bool:
-        """Whether it has views that can disagree."""
-        return self.method is not None and len(self.method.fusion.views) > 1
-
-    @property
     def changes_maps(self) -> bool:
         """Whether it is a control that blurs or darkens a method's maps."""
         return self.times_coverage or self.blur is not None
 
     @property
-    def has_stages(self) -> bool:
-        """Whether it has a chain of one view that starts at features."""
-        if self.method is None or self.has_several_views or self.changes_maps:
-            return False
-        return self.method.reader.one_pass
-
-    def apply_blur(self, maps: Float[Tensor, "v b H W"]) -> Float[Tensor, "v b H W"]:
-        """The maps, blurred if the control says so."""
-        return maps if self.blur is None else blur_maps(maps, self.blur)
+    def kind(self) -> Kind:
+        """Whether it has several views, which can disagree, or a chain of one view that starts at features."""
+        if self.method is None:
+            return "any"
+        if len(self.method.fusion.views) > 1:
+            return "several views"
+        return "one view" if self.method.reader.one_pass and not self.changes_maps else "any"
 
 
 @dataclass(frozen=True)
@@ -92,91 +78,44 @@ class EvaluationSpec:
 
     def fill_of(self, method: Method) -> Fill:
         """The same for one method: by coverage where its views see less than all, unless a fill is given."""
-        fill = self.fill
-        return (
-            "coverage"
-            if self.recipe.fill is None and fill == "reflect" and method.fusion.views.radius < 1
-            else fill
-        )
+        sees_less = self.recipe.fill is None and self.fill == "reflect" and method.fusion.views.radius < 1
+        return "coverage" if sees_less else self.fill
 
-    @property
-    def needs_regions(self) -> bool:
-        """Whether a metric needs boxes or label regions."""
-        return bool(REGION_METRICS & set(self.scores))
-
-    @property
-    def needs_views(self) -> bool:
-        """Whether a metric compares the views of a map."""
-        return bool(VIEW_METRICS & set(self.scores))
-
-    @property
-    def needs_traces(self) -> bool:
-        """Whether a metric needs activations and gradients."""
-        return "stages" in self.scores
+    def has_metrics_of(self, kind: Kind) -> bool:
+        """Whether a metric applies to methods of this kind only."""
+        return any(METRICS[name].applies_to == kind for name in self.scores)
 
     def map_specs(self) -> tuple[MapSpec, ...]:
         """Every method by name; the recipe's `views` apply to the methods that have several."""
         methods = self.methods
         if isinstance(methods, str) or not methods:
-            raise EquicamError(
-                "methods", "a list of names, or a dict of names and methods", repr(methods), '["grad-cam"]'
-            )
+            needs = "a list of names, or a dict of names and methods"
+            raise EquicamError("methods", needs, repr(methods), '["grad-cam"]')
         named: Mapping[str, Any] = methods if isinstance(methods, Mapping) else {m: m for m in methods}
-        return tuple(_map_spec(name, method, self.recipe) for name, method in named.items())
+        return tuple(self._map_spec(name, method) for name, method in named.items())
 
-
-def _map_spec(name: str, method: Any, recipe: Recipe) -> MapSpec:
-    if isinstance(method, str):
-        return _named_spec(name, method, recipe)
-    if isinstance(method, Fusion | Method):
-        return MapSpec(name, resolve(Recipe(method)))
-    fusion = Fusion(Views((0.0,)), "map", "map")
-    explainer = Method("an explainer of the caller's", fusion, reader=external(method))
-    return MapSpec(name, explainer, explainer=method)
-
-
-def _named_spec(name: str, method: str, recipe: Recipe) -> MapSpec:
-    if method == COVERAGE:
-        return MapSpec(name, None)
-    base, at, control = method.partition("@")
-    # options apply to the methods that have them
-    fusion = METHODS[base].fusion if base in METHODS else Fusion(Views((0.0,)), "map", "map")
-    views = recipe.views if len(fusion.views) > 1 else None
-    tau = recipe.tau if isinstance(fusion.weigh, KeepConfident) else None
-    gamma = recipe.gamma if isinstance(fusion.weigh, SoftGate) else None
-    spec = MapSpec(name, resolve(replace(recipe, method=base, views=views, tau=tau, gamma=gamma)))
-    if not at:
-        return spec
-    if control == COVERAGE:
-        return replace(spec, times_coverage=True)
-    if control in ("random-weights", "shuffled"):
-        return replace(spec, condition=control)  # type: ignore[arg-type]
-    if (blur := re.fullmatch(r"blur-(\d+(?:\.\d+)?)", control)) and float(blur[1]) > 0:
-        return replace(spec, blur=float(blur[1]))
-    raise EquicamError(
-        f"the control of {method!r}", f"one of {', '.join(CONTROLS)}", repr(control), f"{base}@blur-16"
-    )
-
-
-def describe(spec: MapSpec) -> str:
-    """A description of a method that is the same from run to run, for fingerprints."""
-    if spec.method is None:
-        return COVERAGE
-    m, f = spec.method, spec.method.fusion
-    parts = [
-        _name(spec.explainer or m.reader.read),
-        _name(m.combine),
-        f"{list(f.views.to_plain())}",
-        f"{f.align_at}→{f.mean_at}",
-        _name(f.weigh),
-        *([] if m.stretched else ["not stretched"]),
-    ]
-    return " · ".join([*parts, spec.condition, f"coverage={spec.times_coverage}", f"blur={spec.blur}"])
-
-
-def _name(fn: Any) -> str:
-    """The name of a function with its options; an object of the caller's by the name of its class."""
-    if isinstance(fn, partial):
-        options = (f"{k}={_name(v) if callable(v) else repr(v)}" for k, v in fn.keywords.items())
-        return f"{_name(fn.func)}({', '.join(options)})"
-    return repr(fn) if is_dataclass(fn) else getattr(fn, "__qualname__", type(fn).__qualname__)
+    def _map_spec(self, name: str, method: Any) -> MapSpec:
+        if isinstance(method, Fusion | Method):
+            return MapSpec(name, resolve(Recipe(method)))
+        one_view = Fusion(Views((0.0,)), "map", "map")
+        if not isinstance(method, str):
+            explainer = Method("an explainer of the caller's", one_view, reader=external(method))
+            return MapSpec(name, explainer, explainer=method)
+        if method == COVERAGE:
+            return MapSpec(name, None)
+        base, at, control = method.partition("@")
+        # options apply to the methods that have them
+        own, fusion = self.recipe, METHODS[base].fusion if base in METHODS else one_view
+        views = own.views if len(fusion.views) > 1 else None
+        tau = own.tau if isinstance(fusion.weigh, KeepConfident) else None
+        gamma = own.gamma if isinstance(fusion.weigh, SoftGate) else None
+        spec = MapSpec(name, resolve(replace(own, method=base, views=views, tau=tau, gamma=gamma)))
+        if not at:
+            return spec
+        if control == COVERAGE:
+            return replace(spec, times_coverage=True)
+        if control in ("random-weights", "shuffled"):
+            return replace(spec, condition=control)  # type: ignore[arg-type]
+        if (blur := re.fullmatch(r"blur-(\d+(?:\.\d+)?)", control)) and float(blur[1]) > 0:
+            return replace(spec, blur=float(blur[1]))
+        raise not_one_of(f"the control of {method!r}", CONTROLS, control, f"{base}@blur-16")

@@ -2,9 +2,9 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,13 +13,10 @@ from numpy.typing import NDArray
 
 from equicam.errors import EquicamError
 from equicam.evaluate import statistics
-from equicam.evaluate.rows import MetricColumn, ReasonCode, equals, pick, pick_prediction
-from equicam.evaluate.statistics import Column, Comparison, Correlation, Estimate, Floats, HeldOut, Ids
-
-__all__ = [
-    "by_angle", "by_confidence", "conditional", "contrast", "count_groups", "drift_and_confidence", "groups_remark", "mean_of", "occlusion_effects", "pick",
-    "pick_prediction", "signals", "summarise",
-]  # fmt: skip
+from equicam.evaluate.rows import MetricColumn, ReasonCode, matching, resampled_groups
+from equicam.evaluate.rows import pick as pick
+from equicam.evaluate.rows import pick_prediction as pick_prediction
+from equicam.evaluate.statistics import Column, Comparison, Correlation, Estimate, Floats, HeldOut
 
 LOWER_IS_BETTER = {
     "deletion", "energy-drop", "peum", "disagreement", "flip-rate", "confidence-drop", "misclassified",
@@ -27,6 +24,8 @@ LOWER_IS_BETTER = {
 SHARES = {"misclassified", "pointing", "constant"}
 """What an image either is or is not."""
 CONFIDENCE_EDGES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+Where = NDArray[np.bool_] | slice
+EVERYWHERE = slice(None)
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def summarise(table: pa.Table, *, resamples: int = 2000) -> list[SummaryRow]:
     keys.sort(key=lambda key: [first[n][key[n]] for n in names])
     found = []
     for (score, method), group in itertools.groupby(keys, key=lambda key: (key["score"], key["method"])):
-        rows = table.filter(pc.and_(equals(table["score"], score), equals(table["method"], method)))
+        rows = table.filter(matching(score=score, method=method))
         found += [_summary_row(rows, score, method, key["region"], resamples) for key in group]
     return found
 
@@ -62,48 +61,51 @@ def _summary_row(
     table: pa.Table, score: str, method: str | None, region: str | None, resamples: int
 ) -> SummaryRow:
     rows = pick(table, score, method, region)
-    value = mean_of(rows, resamples=resamples)
     skill = None
     if np.isfinite(rows.floor).any() and score.startswith(("eq", "stage")):
-        skill = statistics.bootstrap(
-            statistics.skill, rows.value, rows.floor, cluster=rows.ids, group=rows.group, resamples=resamples
-        )
+        skill = _interval(statistics.skill, rows, rows.value, rows.floor, resamples=resamples)
     every = pick(table, score, method, region, each_angle=True, required=False)
     every = every if len(every) else rows
     constant = every.reason == ReasonCode.CONSTANT_MAP
     defined = np.isfinite(every.value)
     return SummaryRow(
-        score, method, region, value, statistics.mean(rows.floor), skill,
+        score, method, region, mean_of(rows, resamples=resamples), statistics.mean(rows.floor), skill,
         constant=statistics.mean(constant[defined].astype(np.float64)),
         without_constant=statistics.mean(every.value[~constant]),
         reason=Counter(r for r in rows.reason if r).most_common(1)[0][0] if any(rows.reason) else "",
     )  # fmt: skip
 
 
-def mean_of(
-    rows: MetricColumn, where: NDArray[np.bool_] | slice = slice(None), *, resamples: int = 2000
+def _interval(
+    statistic: statistics.Statistic,
+    rows: MetricColumn,
+    *columns: Column,
+    where: Where = EVERYWHERE,
+    resamples: int = 2000,
 ) -> Estimate:
-    """The mean of some rows, with an interval by group, or by image where images have no groups.
-
-    Shares of images without groups have Wilson's interval: a bootstrap of 100 of 100 would have none.
-    """
-    value = rows.value[where]
-    group = None if rows.group is None else rows.group[where]
-    known = value[~np.isnan(value)]
-    if group is None and rows.score in SHARES and np.isin(known, (0, 1)).all():
-        return statistics.proportion(int(known.sum()), known.size)
+    """A statistic of columns of some rows, with an interval by group, or by image where images have no groups."""
     return statistics.bootstrap(
-        statistics.mean, value, cluster=rows.ids[where], group=group, resamples=resamples
-    )
+        statistic, *(column[where] for column in columns), cluster=rows.ids[where],
+        group=None if rows.group is None else rows.group[where], resamples=resamples,
+    )  # fmt: skip
+
+
+def mean_of(rows: MetricColumn, where: Where = EVERYWHERE, *, resamples: int = 2000) -> Estimate:
+    """The mean of some rows, with an interval.
+
+    Shares of images without groups have Wilson's: a bootstrap of 100 of 100 would have none.
+    """
+    known = rows.value[where][~np.isnan(rows.value[where])]
+    if rows.group is None and rows.score in SHARES and np.isin(known, (0, 1)).all():
+        return statistics.proportion(int(known.sum()), known.size)
+    return _interval(statistics.mean, rows, rows.value, where=where, resamples=resamples)
 
 
 def count_groups(table: pa.Table) -> int | None:
     """How many groups the readable images come from, an image without one being its own; None if none has a group."""
     some = table.filter(pc.is_valid(table["score"]))
-    if some["group"].null_count == len(some):
-        return None
-    pairs = some.select(["id", "group"]).group_by(["id", "group"]).aggregate([]).to_pylist()
-    return len({(one["group"], one["id"] if one["group"] is None else "") for one in pairs})
+    groups = resampled_groups(some["id"].to_pylist(), some["group"].to_pylist())
+    return None if groups is None else len(set(groups))
 
 
 def groups_remark(groups: int | None) -> Iterator[str]:
@@ -113,13 +115,10 @@ def groups_remark(groups: int | None) -> Iterator[str]:
         yield f"intervals are over {groups} groups of images{few if groups < statistics.MIN_GROUPS else ''}"
 
 
-def by_angle(
-    table: pa.Table, method: str, *, score: str = "eq", region: str = "disc"
-) -> list[tuple[float, Estimate]]:
-    """The mean over images at every angle."""
-    rows = pick(table, score, method, region, each_angle=True)
-    at = {float(a): rows.angles == a for a in np.unique(rows.angles)}
-    return [(angle, mean_of(rows, where)) for angle, where in at.items()]
+def by_angle(table: pa.Table, method: str, *, region: str = "disc") -> list[tuple[float, Estimate]]:
+    """The mean Eq over images at every angle."""
+    rows = pick(table, "eq", method, region, each_angle=True)
+    return [(float(angle), mean_of(rows, rows.angles == angle)) for angle in np.unique(rows.angles)]
 
 
 @dataclass(frozen=True)
@@ -139,64 +138,44 @@ def conditional(table: pa.Table, method: str, *, region: str = "disc") -> Condit
         pick_prediction(table, name, method, each_angle=True).at_pairs_of(eq)
         for name in ("consistent", "confidence-kept")
     )
-    kept = is_consistent == 1
-    pooled = partial(statistics.bootstrap, cluster=eq.ids, group=eq.group)
     return ConditionalEq(
         mean_of(eq),
-        mean_of(eq, kept),
-        pooled(statistics.weighted_mean, eq.value, weight),
-        pooled(statistics.mean, is_consistent),
+        mean_of(eq, is_consistent == 1),
+        _interval(statistics.weighted_mean, eq, eq.value, weight),
+        _interval(statistics.mean, eq, is_consistent),
     )
 
 
-def by_confidence(
-    table: pa.Table, method: str, *, region: str = "disc", edges: Sequence[float] = CONFIDENCE_EDGES
-) -> list[tuple[str, Estimate]]:
-    """Eq by the probability of the class in the presented image."""
+def by_confidence(table: pa.Table, method: str, *, region: str = "disc") -> list[tuple[str, Estimate]]:
+    """Eq by the probability of the class in the presented image: [e0, e1), …, the last closed."""
     eq = pick(table, "eq", method, region)
     confidence = pick_prediction(table, "presented-confidence", method).by_id(eq.ids)
-    return means_by_bin(eq.value, confidence, edges=edges, cluster=eq.ids, group=eq.group)
-
-
-def means_by_bin(
-    values: Column,
-    by: Column,
-    *,
-    edges: Sequence[int | float] | Floats,
-    cluster: Ids | None = None,
-    group: Ids | None = None,
-) -> list[tuple[str, Estimate]]:
-    """Mean of values by bins of `by`: [e0, e1), …, the last closed; rows outside the edges are in none."""
-    if len(edges) < 2 or not (np.diff(edges) > 0).all():
-        raise EquicamError("edges", "two or more rising numbers", list(edges), "[0, 0.5, 1]")
-    bins = np.digitize(by, edges) - (by == edges[-1])  # 1 is the first; NaN lands behind the last
-    inside = [np.where(bins == i, values, np.nan) for i in range(1, len(edges))]
+    bins = np.digitize(confidence, CONFIDENCE_EDGES) - (confidence == 1)  # NaN lands behind the last
     return [
-        (f"{low:g}–{high:g}", statistics.bootstrap(statistics.mean, some, cluster=cluster, group=group))
-        for (low, high), some in zip(itertools.pairwise(edges), inside, strict=True)
+        (f"{low:g}–{high:g}", _interval(statistics.mean, eq, np.where(bins == i, eq.value, np.nan)))
+        for i, (low, high) in enumerate(itertools.pairwise(CONFIDENCE_EDGES), 1)
     ]
 
 
 def drift_and_confidence(
-    table: pa.Table, method: str, *, region: str = "disc", consistent_only: bool = True
+    table: pa.Table, method: str, *, region: str = "disc"
 ) -> tuple[Correlation, Correlation, Correlation]:
-    """1 − Eq against p_c(x) − p_c(R_θ x), |log p_c(R_θ x) / p_c(x)|, and 1 − p_c(R_θ x); intervals clustered by image."""
+    """1 − Eq against p_c(x) − p_c(R_θ x), |log p_c(R_θ x) / p_c(x)|, and 1 − p_c(R_θ x), where the top-1 is kept."""
     eq = pick(table, "eq", method, region, each_angle=True)
     rotated, is_consistent = (
         pick_prediction(table, name, method, each_angle=True).at_pairs_of(eq)
         for name in ("confidence", "consistent")
     )
     presented = pick_prediction(table, "presented-confidence", method).by_id(eq.ids)
-    some = (is_consistent == 1) | (not consistent_only)
     tiny = np.finfo(np.float64).tiny
     log_ratio = np.abs(np.log(np.maximum(rotated, tiny) / np.maximum(presented, tiny)))
-    drift, ids = 1 - eq.value[some], eq.ids[some]
+    some = is_consistent == 1
     group = None if eq.group is None else eq.group[some]
-    return (
-        statistics.pearson(drift, (presented - rotated)[some], cluster=ids, group=group),
-        statistics.pearson(drift, log_ratio[some], cluster=ids, group=group),
-        statistics.pearson(drift, 1 - rotated[some], cluster=ids, group=group),
+    lost, ratio, missing = (
+        statistics.pearson(1 - eq.value[some], of[some], cluster=eq.ids[some], group=group)
+        for of in (presented - rotated, log_ratio, 1 - rotated)
     )
+    return lost, ratio, missing
 
 
 def contrast(
@@ -212,30 +191,28 @@ def contrast(
 
 
 @dataclass(frozen=True)
-class OcclusionEffect:
+class _OcclusionEffect:
     """Probability lost without a region, in both frames, and how much more is lost without the drift region."""
 
     region: str
     presented: Estimate
     rotated: Estimate
-    drift_above: (
-        Comparison | None
-    )  # paired by image, in the presented frame; None for the drift region itself
+    drift_above: Comparison | None  # paired by image, in the presented frame; None for the drift region
 
 
-def occlusion_effects(table: pa.Table, method: str, *, region: str = "disc") -> list[OcclusionEffect]:
+def occlusion_effects(table: pa.Table, method: str, *, region: str = "disc") -> list[_OcclusionEffect]:
     """The causal test by region. A drop says little by itself, hence drift minus each control."""
     drift = pick(table, "causal-drift", method, region)
     names = {s for s in pc.unique(table["score"]).to_pylist() if s and s.startswith("causal-")}
-    presented = sorted(name for name in names if f"{name}-rotated" in names)
-    presented.sort(key=lambda s: (s != "causal-drift", s != "causal-agreement", s))
+    regions = sorted(name.removeprefix("causal-") for name in names if f"{name}-rotated" in names)
+    regions.sort(key=lambda name: (name != "drift", name != "agreement"))
     found = []
-    for score in presented:
-        here, there = (pick(table, name, method, region) for name in (score, f"{score}-rotated"))
+    for name in regions:
+        here, there = (pick(table, f"causal-{name}{frame}", method, region) for frame in ("", "-rotated"))
         above = None
-        if score != "causal-drift":
+        if name != "drift":
             above = statistics.compare(drift.value, here.by_id(drift.ids), group=drift.group)
-        found.append(OcclusionEffect(score.removeprefix("causal-"), mean_of(here), mean_of(there), above))
+        found.append(_OcclusionEffect(name, mean_of(here), mean_of(there), above))
     return found
 
 
@@ -250,11 +227,11 @@ class SignalSummary:
     capture: Estimate  # share of the worst found, over chance
     held_out: HeldOut  # mean 1 − Eq of the reviewed over that of all
     wrong: Estimate  # AUROC for misclassified images
-    behind_peum: Estimate | None = None  # PEUM's Pearson minus this one's
+    behind_peum: Estimate | None  # PEUM's Pearson minus this one's
 
 
 def signals(
-    table: pa.Table, method: str = "equigrad-cam", *, of: str = "grad-cam", region: str = "disc", budget: float = 0.10,
+    table: pa.Table, method: str = "equigrad-cam", *, of: str = "grad-cam", region: str = "disc",
     resamples: int = 1000, angles: Collection[int | float] | None = None,
 ) -> list[SignalSummary]:  # fmt: skip
     """PEUM and its baselines against 1 − Eq (equivariance) of a single-view map, over all angles or over these.
@@ -263,32 +240,30 @@ def signals(
     (`angles=None` may hold some), they compare the very maps that Eq compares.
     """
     eq = pick(table, "eq", of, region)
-    if angles is not None:
-        eq = replace(eq, value=_mean_at(pick(table, "eq", of, region, each_angle=True), angles, eq.ids))
     badness = 1 - eq.value
-    cut = np.nanquantile(badness, 1 - budget) if np.isfinite(badness).any() else np.nan
+    if angles is not None:
+        badness = 1 - _mean_at(pick(table, "eq", of, region, each_angle=True), angles, eq.ids)
+    cut = np.nanquantile(badness, 0.9) if np.isfinite(badness).any() else np.nan
     worst = np.where(np.isnan(badness), np.nan, badness >= cut)
     wrong = pick(table, "misclassified").by_id(eq.ids)
-    boot = partial(statistics.bootstrap, group=eq.group, resamples=resamples)
+    options: dict[str, Any] = {"group": eq.group, "resamples": resamples}
+
+    def boot(statistic: statistics.Statistic, *columns: Column) -> Estimate:
+        return statistics.bootstrap(statistic, *columns, **options)
+
     found: list[SignalSummary] = []
-    peum: statistics.Floats | None = None
-    for name, rows in _signal_columns(table, method):
-        signal = rows.by_id(eq.ids)
-        behind = None
-        if peum is None:
-            peum = signal
-        else:
-            behind = boot(statistics.Gap(statistics.pearson_r), badness, peum, signal)
+    peum = None
+    for name, signal in _signal_columns(table, method, eq.ids):
+        behind = None if peum is None else boot(statistics.Gap(statistics.pearson_r), badness, peum, signal)
+        peum = signal if peum is None else peum
         found.append(
             SignalSummary(
                 name,
-                statistics.pearson(signal, badness, group=eq.group, resamples=resamples),
-                statistics.spearman(signal, badness, group=eq.group, resamples=resamples),
+                statistics.pearson(signal, badness, **options),
+                statistics.spearman(signal, badness, **options),
                 boot(statistics.auroc, signal, worst),
-                boot(partial(statistics.capture_lift, budget=budget), signal, badness),
-                statistics.held_out_lift(
-                    signal, badness, quantile=1 - budget, group=eq.group, resamples=resamples
-                ),
+                boot(statistics.capture_lift, signal, badness),
+                statistics.held_out_lift(signal, badness, **options),
                 boot(statistics.auroc, signal, wrong),
                 behind,
             )
@@ -296,31 +271,25 @@ def signals(
     return found
 
 
-def _mean_at(
-    every: MetricColumn, angles: Collection[int | float], ids: NDArray[np.object_]
-) -> statistics.Floats:
+def _mean_at(every: MetricColumn, angles: Collection[int | float], ids: NDArray[np.object_]) -> Floats:
     """Each image's mean over some angles."""
-    at = {float(angle): every.angles == angle for angle in angles}
-    values = [replace(every, ids=every.ids[w], value=every.value[w]).by_id(ids) for w in at.values()]
-    found: statistics.Floats = np.mean(values, axis=0)
+    at = [every.angles == angle for angle in {*map(float, angles)}]
+    values = [replace(every, ids=every.ids[w], value=every.value[w]).by_id(ids) for w in at]
+    found: Floats = np.mean(values, axis=0)
     return found
 
 
-def _signal_columns(table: pa.Table, method: str) -> list[tuple[str, MetricColumn]]:
-    """The signals that the evaluation has, by name."""
-    places = [
+def _signal_columns(table: pa.Table, method: str, ids: NDArray[np.object_]) -> Iterator[tuple[str, Floats]]:
+    """The signals that the evaluation has, by name: each is high where a map is unstable."""
+    for name, score, of, region in (
         ("peum (full)", "peum", method, "full"),
         ("peum (disc)", "peum", method, "disc"),
         ("disagreement", "disagreement", method, "disc"),
         ("disagreement", "disagreement", method, "full"),
-        ("stability", "stability", method, "disc"),
+        ("1 − stability", "stability", method, "disc"),
         ("flip-rate", "flip-rate", None, None),
         ("confidence-drop", "confidence-drop", None, None),
-    ]
-    found = [(name, pick(table, score, of, region, required=False)) for name, score, of, region in places]
-    # a signal is high where a map is unstable
-    found = [
-        ("1 − stability", replace(rows, value=1 - rows.value)) if name == "stability" else (name, rows)
-        for name, rows in found
-    ]
-    return [(name, rows) for name, rows in found if len(rows)]
+    ):
+        rows = pick(table, score, of, region, required=False)
+        if len(rows):
+            yield name, 1 - rows.by_id(ids) if score == "stability" else rows.by_id(ids)

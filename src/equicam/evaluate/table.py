@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,9 @@ class MetricRows:
     reasons: tuple[tuple[str, Bool[Tensor, "*a b"]], ...] = ()
 
 
-def start_table(ids: Sequence[str], metrics: Iterable[MetricRows]) -> Callable[[], pa.Table]:
+def start_table(
+    ids: Sequence[str], groups: Sequence[str | None], metrics: Iterable[MetricRows]
+) -> Callable[[], pa.Table]:
     """Start copying metrics from the device; the function returned waits for them and makes the rows of a batch.
 
     Rows are ordered by metric, method, presentation and image.
@@ -59,57 +62,20 @@ def start_table(ids: Sequence[str], metrics: Iterable[MetricRows]) -> Callable[[
 
     def finish() -> pa.Table:
         host = arrive()
-        values = [
-            _values(ids, one, {name: host[f"{i}.{name}"] for name in tensors})
+        columns = [
+            _columns(ids, groups, one, {name: host[f"{i}.{name}"].numpy() for name in tensors})
             for i, (one, tensors) in enumerate(checked)
         ]
-        return _table(ids, values) if values else SCHEMA.empty_table()
+        joined = {name: list(chain.from_iterable(part[name] for part in columns)) for name in SCHEMA.names}
+        return pa.table(joined, schema=SCHEMA)
 
     return finish
 
 
-def _table(ids: Sequence[str], found: Sequence["_Values"]) -> pa.Table:
-    sizes = [one.value.size for one in found]
-    rows = sum(sizes)
-
-    def of_metrics(texts: list[str | None]) -> pa.Array:
-        return pa.array(texts, pa.string()).take(np.repeat(np.arange(len(found)), sizes))
-
-    def of_presentations(values: list[list[Any]], kind: pa.DataType) -> pa.Array:
-        flat = [v for one, some in zip(found, values, strict=True) for v in some[-len(one.value) :]]
-        return pa.array(flat, kind).take(np.repeat(np.arange(len(flat)), len(ids)))
-
-    has_floor = np.repeat([one.floor is not None for one in found], sizes)
-    floors = [one.value if one.floor is None else one.floor for one in found]
-    columns = {
-        "id": pa.array(ids, pa.string()).take(np.tile(np.arange(len(ids)), rows // len(ids))),
-        "method": of_metrics([one.of.method for one in found]),
-        "score": of_metrics([one.of.score for one in found]),
-        "angle": of_presentations([one.angles for one in found], pa.float64()),
-        "presentation": of_presentations([one.labels for one in found], pa.string()),
-        "region": of_metrics([one.of.region for one in found]),
-        "value": np.concatenate([one.value.ravel() for one in found]),
-        "floor": pa.array(np.concatenate([one.ravel() for one in floors]), mask=~has_floor),
-        "reason": pa.array(np.concatenate([one.reason.ravel() for one in found]), pa.string()),
-        "group": pa.nulls(rows, pa.string()),
-    }
-    return pa.table(columns, schema=SCHEMA)
-
-
-def with_groups(table: pa.Table, groups: Mapping[str, str | None]) -> pa.Table:
-    """The rows with the group of each image, by id."""
-    found = pa.array([groups.get(i) for i in table["id"].to_pylist()], pa.string())
-    return table.set_column(table.column_names.index("group"), SCHEMA.field("group"), found)
-
-
-def unreadable_rows(reasons: Sequence[tuple[str, str]]) -> pa.Table:
-    """A row for each image that could not be read, from pairs of id and reason."""
-    nothing: list[Any] = [None] * len(reasons)
-    columns: dict[str, list[Any]] = {"id": [i for i, _ in reasons], "reason": [r for _, r in reasons]}
-    columns |= dict.fromkeys(
-        ("method", "score", "angle", "presentation", "region", "floor", "group"), nothing
-    )
-    return pa.table(columns | {"value": [float("nan")] * len(reasons)}, schema=SCHEMA)
+def unreadable_rows(images: Iterable[tuple[str, str | None, str]]) -> pa.Table:
+    """A row for each image that could not be read: its id, its group and the reason."""
+    rows = [{"id": i, "group": group, "reason": why, "value": float("nan")} for i, group, why in images]
+    return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
 def _check(ids: Sequence[str], one: Any) -> MetricRows:
@@ -122,31 +88,11 @@ def _check(ids: Sequence[str], one: Any) -> MetricRows:
         got = f"{one.score!r} with floor_over_angles and no floor"
     else:
         return one
-    shapes = f"[{len(ids)}] values, or [presentations, {len(ids)}] with presentations="
-    raise EquicamError(
-        "a metric",
-        f"to yield MetricRows with {shapes}",
-        got,
-        "MetricRows(name, method, values, presentations=batch.presentations)",
+    needs = (
+        f"to yield MetricRows with [{len(ids)}] values, or [presentations, {len(ids)}] with presentations="
     )
-
-
-@dataclass(frozen=True)
-class _Values:
-    """One metric on the host: rows are presentations, then all of them together; columns are images."""
-
-    of: MetricRows
-    value: Float[np.ndarray, "r b"]
-    floor: Float[np.ndarray, "r b"] | None
-    reason: np.ndarray
-
-    @property
-    def angles(self) -> list[float | None]:
-        return [*_angles(self.of.presentations), None]
-
-    @property
-    def labels(self) -> list[str | None]:
-        return [*(each.label for each in self.of.presentations), None]
+    fix = "MetricRows(name, method, values, presentations=batch.presentations)"
+    raise EquicamError("a metric", needs, got, fix)
 
 
 def _copies(one: MetricRows) -> dict[str, Tensor]:
@@ -154,36 +100,45 @@ def _copies(one: MetricRows) -> dict[str, Tensor]:
     named = {
         "value": one.value,
         "floor": one.floor,
-        "over": one.over_angles,
-        "floor-over": one.floor_over_angles,
+        "value over angles": one.over_angles,
+        "floor over angles": one.floor_over_angles,
+        **{f"reason {i}": where for i, (_, where) in enumerate(one.reasons)},
     }
-    found = {name: part for name, part in named.items() if part is not None}
-    found |= {f"reason{i}": where for i, (_, where) in enumerate(one.reasons)}
-    return {name: part.detach().to(torch.float64, copy=True) for name, part in found.items()}
+    return {name: x.detach().to(torch.float64, copy=True) for name, x in named.items() if x is not None}
 
 
-def _values(ids: Sequence[str], one: MetricRows, host: Mapping[str, Float[Tensor, "..."]]) -> _Values:
+def _columns(
+    ids: Sequence[str],
+    groups: Sequence[str | None],
+    one: MetricRows,
+    host: Mapping[str, Float[np.ndarray, "..."]],
+) -> dict[str, Sequence[Any]]:
+    """One metric's columns: its presentations, each with all images, then the images over all presentations."""
     shape = (max(1, len(one.presentations)), len(ids))
-    value = host["value"].reshape(shape)
-    floor = host["floor"].reshape(shape) if "floor" in host else None
-    marks = [
-        (str(text), host[f"reason{i}"].reshape(shape).bool().numpy())
-        for i, (text, _) in enumerate(one.reasons)
-    ]
-    remarks = [(text, where) for text, where in marks if where.any()]
-    reasons = np.full(shape, None, dtype=object)
-    for text, where in reversed(remarks):
-        reasons[where] = text
-    if one.presentations:  # one more row per image: its mean over the presentations
-        value = _add_mean(value, host.get("over"))
-        floor = None if floor is None else _add_mean(floor, host.get("floor-over"))
-        reasons = np.concatenate((reasons, _over_angles(remarks, one.presentations, len(ids))[None]))
-    return _Values(one, value.numpy(), None if floor is None else floor.numpy(), reasons)
-
-
-def _add_mean(values: Float[Tensor, "a b"], given: Float[Tensor, " b"] | None) -> Float[Tensor, "r b"]:
-    """One more row: the mean of the others, or what is given instead."""
-    return torch.cat((values, (values.mean(0) if given is None else given)[None]))
+    marks = [(str(text), host[f"reason {i}"].reshape(shape) > 0) for i, (text, _) in enumerate(one.reasons)]
+    reason = np.full(shape, None, dtype=object)
+    for text, where in reversed(marks):
+        reason[where] = text
+    numbers = {name: host[name].reshape(shape) for name in ("value", "floor") if name in host}
+    if one.presentations:
+        for name, values in numbers.items():
+            over = host.get(f"{name} over angles", values.mean(0))
+            numbers[name] = np.concatenate((values, over[None]))
+        reason = np.concatenate((reason, _over_angles(marks, one.presentations, len(ids))[None]))
+    rows, images = len(reason), len(ids)
+    places = [*zip(_angles(one.presentations), one.presentations, strict=True), (None, None)][-rows:]
+    return {
+        "id": [*ids] * rows,
+        "method": [one.method] * rows * images,
+        "score": [one.score] * rows * images,
+        "angle": [angle for angle, _ in places for _ in ids],
+        "presentation": [None if each is None else each.label for _, each in places for _ in ids],
+        "region": [one.region] * rows * images,
+        "value": numbers["value"].ravel().tolist(),
+        "floor": numbers["floor"].ravel().tolist() if "floor" in numbers else [None] * rows * images,
+        "reason": reason.ravel().tolist(),
+        "group": [*groups] * rows,
+    }
 
 
 def _angles(presentations: Sequence[Transform]) -> list[float]:
@@ -196,13 +151,13 @@ def _angles(presentations: Sequence[Transform]) -> list[float]:
 
 
 def _over_angles(
-    remarks: Sequence[tuple[str, Bool[np.ndarray, "a b"]]], presentations: Sequence[Transform], images: int
+    marks: Sequence[tuple[str, Bool[np.ndarray, "a b"]]], presentations: Sequence[Transform], images: int
 ) -> np.ndarray:
     """The first remark on each image in any presentation, and in how many it applies."""
-    of = "angles" if all(one.is_rigid for one in presentations) else "presentations"
-    place = "at" if of == "angles" else "in"
+    rigid = all(one.is_rigid for one in presentations)
+    place, of = ("at", "angles") if rigid else ("in", "presentations")
     found = np.full(images, None, dtype=object)
-    for text, where in reversed(remarks):
+    for text, where in reversed(marks):
         for i, hits in enumerate(where.sum(0).tolist()):
             if hits:
                 found[i] = f"{text} {place} {hits} of {len(presentations)} {of}"

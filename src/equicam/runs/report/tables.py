@@ -64,8 +64,6 @@ def _main(rows: pa.Table) -> Iterator[Table | str]:
     by = "image" if groups is None else "group"
     caption = f"mean over images [95 %, bootstrap by {by}]; floor: unrelated images, or a trivial map"
     table = _table(("score", "method", "region", "n", "value", "floor", "skill"), cells, caption)
-    for column in table.columns:
-        column.no_wrap = True
     yield table
     yield from summary.groups_remark(groups)
     yield from remarks
@@ -155,7 +153,8 @@ def _correlation(c: Correlation) -> str:
 
 
 def _difference(c: Comparison) -> str:
-    return f"{c.mean:+.3f} [{c.low:+.3f}, {c.high:+.3f}]"
+    e = c.difference
+    return f"{e.value:+.3f} [{e.low:+.3f}, {e.high:+.3f}]"
 
 
 def _methods(rows: pa.Table, score: str) -> list[str]:
