@@ -11,7 +11,6 @@ ROOT = Path(__file__).parents[1]
 SHORT = 60  # lines; a module with fewer needs a reason
 
 
-
 def main() -> None:
     """Print each measure beside its limit, and fail if one is passed."""
     source, paper = tracked("src"), tracked("paper/src")

@@ -37,6 +37,15 @@ TITLES = {
     "vit_small": "ViT-S/14",
 }
 """Networks as a page writes them."""
+
+
+def section_title(folder: str) -> str:
+    """The network and the images of a folder of rows: `aerial-vgg16` is "VGG-16, aerial"."""
+    data, _, network = folder.removesuffix("-costly").rpartition("-")
+    title = f"{TITLES.get(network, network)}, {data or 'ImageNet'}"
+    return f"{title}, methods of many passes" if folder.endswith("-costly") else title
+
+
 LARGE = "vit_l_16"
 """The network of the scale test."""
 DOMAINS = ("PatchCamelyon", "RESISC45")
