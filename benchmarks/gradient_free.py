@@ -133,9 +133,7 @@ def main() -> None:
         "recipro-cam, VGG-16": (
             equicam.wrap(vgg, layer="features.29"),
             trunk_and_head(
-                vgg.features[:30],
-                lambda f: vgg.classifier(vgg.avgpool(vgg.features[30](f)).flatten(1)),
-                196,
+                vgg.features[:30], lambda f: vgg.classifier(vgg.avgpool(vgg.features[30](f)).flatten(1)), 196
             ),
         ),
     }

@@ -177,16 +177,10 @@ def test_cub(tmp_path, folder):
 
 
 BAD_CUB = [
-    (
-        {"bounding_boxes": "1 1 2 3\n2 0 0 1 1\n3 0 0 1 1\n"},
-        "image 1 in .*boxes.txt' needs x y width height",
-    ),
+    ({"bounding_boxes": "1 1 2 3\n2 0 0 1 1\n3 0 0 1 1\n"}, "image 1 in .*boxes.txt' needs x y width height"),
     ({"bounding_boxes": "1 1 2 -3 4\n2 0 0 1 1\n3 0 0 1 1\n"}, "image 1 in .*boxes.txt' needs boxes"),
     ({"bounding_boxes": "1 1 2 3 4\n"}, "bounding_boxes.txt' needs a line for image 3"),
-    (
-        {"image_class_labels": "1 0\n2 1\n3 2\n"},
-        "image 1 in .*labels.txt' needs a class from 1 on, got '0'",
-    ),
+    ({"image_class_labels": "1 0\n2 1\n3 2\n"}, "image 1 in .*labels.txt' needs a class from 1 on, got '0'"),
     ({"image_class_labels": "1 x\n2 1\n3 2\n"}, "a class from 1 on, got 'x'"),
     ({"images": "1 a.jpg\n2\n"}, "images.txt', line 2, needs a new image number"),
     ({"images": "1 a.jpg\n1 b.jpg\n"}, "images.txt', line 2, needs a new image number"),

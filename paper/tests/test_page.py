@@ -26,13 +26,7 @@ from equicam.errors import EquicamError
 from equicam.evaluate.statistics import Correlation, Estimate
 from equicam.images.items import Item
 from equicam.methods import METHODS
-from equicam_paper import (
-    EXPERIMENTS,
-    load_experiment,
-    page,
-    plots,
-    reproduce,
-)
+from equicam_paper import EXPERIMENTS, load_experiment, page, plots, reproduce
 from equicam_paper.benchmarks import find_items
 from equicam_paper.claims import claims
 from equicam_paper.cli import app

@@ -14,10 +14,10 @@ from equicam_paper.rows import (
     Remark,
     Row,
     compare,
-    complement,
     correlation,
     not_run,
     number,
+    scaled,
     with_verdict,
 )
 
@@ -43,7 +43,7 @@ def conditional(context: Context) -> Iterator[Row]:
             yield compare(f"{start}.{name}.{kind}", eq, label=f"{method}, {field}")
     kept = found.clean["grad-cam"].consistency_rate
     yield compare(f"{start}.stable_rate", Both(kept, None), label="the top-1 is kept")
-    yield compare(f"{start}.flip_rate", Both(complement(kept), None), label="the top-1 flips")
+    yield compare(f"{start}.flip_rate", Both(scaled(kept, -1, 1), None), label="the top-1 flips")
     if context.backbone == "resnet50":
         yield compare("cond.gap.resnet50.stable", tables.map(_paired_gap), label="gap, top-1 kept")
         first = context.on_first_classes(tables).clean

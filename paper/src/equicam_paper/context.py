@@ -241,11 +241,7 @@ class Context:
         return table
 
     def evaluate_both(
-        self,
-        methods: Sequence[str],
-        metrics: Sequence[str] = ("eq",),
-        *,
-        items: Sequence[Item] | None = None,
+        self, methods: Sequence[str], metrics: Sequence[str] = ("eq",), *, items: Sequence[Item] | None = None
     ) -> Both[Evaluation]:
         """The same evaluation by our protocol and by the authors'."""
         with self.masked_scores():

@@ -1,7 +1,7 @@
 """docs/reproduce.md from kept rows: counts, findings, a table a network; and for the site a page of every row of each."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from equicam_paper.page_text import COMMANDS, COUNTED, HEAD, HOW, LEGENDS, UNDEC
 from equicam_paper.plots import FIGURES, random_weights_panels, write_page_plot
 from equicam_paper.provenance import describe
 from equicam_paper.rows import VERDICTS, Row
-from equicam_paper.tables import interval, random_weights_tables
+from equicam_paper.tables import interval, markdown, random_weights_tables
 
 FIRST_TABLES = ("main", "domains")
 """The experiments that the page's table of a network begins with."""
@@ -128,7 +128,7 @@ def _count_text(answers: Answers) -> str:
 
 def _reasons(verdict: str, reasons: Iterable[str]) -> str:
     lines = [[reason, str(n)] for reason, n in Counter(reasons).most_common()]
-    return _markdown([f"{verdict}: why", "claims"], lines) if lines else ""
+    return markdown([f"{verdict}: why", "claims"], lines) if lines else ""
 
 
 def _why(row: Row | None) -> str:
@@ -160,9 +160,7 @@ def _networks(kept: Kept, answers: Answers) -> str:
 def _narrow(lines: list[list[str]]) -> str:
     """A table of rows, without the published numbers where there are none."""
     shown = range(len(COLUMNS)) if any(line[-1] != "measured" for line in lines) else (0, 2, 3, 4)
-    return (
-        _markdown([COLUMNS[i] for i in shown], [[line[i] for i in shown] for line in lines]).rstrip() + "\n"
-    )
+    return markdown([COLUMNS[i] for i in shown], [[line[i] for i in shown] for line in lines]).rstrip() + "\n"
 
 
 COLUMNS = ("what", "published", "by their protocol", "by ours", "n", "verdict")
@@ -212,14 +210,14 @@ def _table(name: str, kept: KeptRows, folder: str, answers: Answers) -> str:
         lines.append([row.label, *_cells(row), elsewhere or _verdict(row)])
         if note := row.note if not elsewhere else row.reason.text if row.reason else "":
             notes.append(f"- {row.label}: {note}\n")
-    return _markdown(COLUMNS, lines) + "".join(dict.fromkeys(notes)) + "\n" * bool(notes)
+    return markdown(COLUMNS, lines) + "".join(dict.fromkeys(notes)) + "\n" * bool(notes)
 
 
 def _random_weights(kept: KeptRows) -> str:
     """A table for each measure, a line per method: more numbers than a table of claims can show. Nothing is published."""
     text = "".join(
         f"{one.title}:\n\n"
-        + _markdown(["method", *one.columns], [[name, *row] for name, row in one.rows.items()])
+        + markdown(["method", *one.columns], [[name, *row] for name, row in one.rows.items()])
         for one in random_weights_tables(kept.ran)
     )
     panels = random_weights_panels(kept.ran)
@@ -252,7 +250,7 @@ def _not_run(answers: Answers, kept: Kept) -> str:
     order = sorted(lines.items(), key=lambda pair: [*EXPERIMENTS].index(pair[0][0]))
     return (
         "# Not run here\n\nFigures of images show images, which are not ours to publish. Every experiment is tested on stand-ins of the same layout.\n\n"
-    ) + _markdown(
+    ) + markdown(
         ("experiment", "claims", "command, or why there is none"),
         [[f"`{name}`", str(n or ""), command] for (name, command), n in order],
     )
@@ -276,9 +274,3 @@ def _command(claim: str, one: Answer) -> str:
     if reason.code == "costly":
         return f"{values['passes']} forward passes per map: `{run} --costly --n 500`"
     return f"about {values['of']}: `{values['command']}`" if reason.code == "command" else reason.text
-
-
-def _markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    cells = ([cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines)
-    text = "".join(f"| {' | '.join(line)} |\n" for line in cells)
-    return f"| {' | '.join(head)} |\n|{'---|' * len(head)}\n{text}\n"

@@ -24,7 +24,7 @@ from equicam.shards import write_atomic
 from equicam_paper import EXPERIMENTS, load_experiment
 from equicam_paper.benchmarks import find_items
 from equicam_paper.claims import DOMAINS, METRICS, NETWORKS, claims
-from equicam_paper.context import FORWARD_PASSES, Context, Experiment
+from equicam_paper.context import FORWARD_PASSES, Context
 from equicam_paper.kept import KeptRows, write_rows
 from equicam_paper.plots import write_plots
 from equicam_paper.provenance import describe, provenance
@@ -49,26 +49,14 @@ class Reproduction:
     groups: int | None = None  # intervals are over this many groups of images; None: over images
 
 
-def reproduce(name: str, data: str | None, out: Path, **options: Any) -> Reproduction:
-    """Measure every row of an experiment; the options are those of `open_context`."""
-    find_experiment(name)
-    if data is None:
-        raise no_data(name)
-    return run_experiment(name, open_context(data, out, **options))
-
-
-def find_experiment(name: str) -> Experiment:
-    """The experiment of this name; refuses an unknown one."""
-    if name not in EXPERIMENTS:
+def refuse_unknown(name: str, data: str | None) -> None:
+    """Refuse a name that is no experiment, and a run without images, with what the experiment needs."""
+    if name != "all" and name not in EXPERIMENTS:
         raise EquicamError("an experiment", f"one of {', '.join(EXPERIMENTS)}, or all", repr(name), LISTING)
-    return load_experiment(name)
-
-
-def no_data(name: str) -> EquicamError:
-    """The error of a run without images, with what the experiment needs."""
-    needs = load_experiment(name).needs if name in EXPERIMENTS else "images"
-    fix = f"equicam-paper reproduce {name} --data FOLDER"
-    return EquicamError(f"reproduce {name}", needs, "no --data", fix)
+    if data is None:
+        needs = "images" if name == "all" else load_experiment(name).needs
+        fix = f"equicam-paper reproduce {name} --data FOLDER"
+        raise EquicamError(f"reproduce {name}", needs, "no --data", fix)
 
 
 def open_context(
