@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -183,7 +183,7 @@ def signal_noise(context: Context) -> Iterator[Row]:
     """(a) Eq by confidence; (b) how similar pooled features and logits stay under rotation, next to those of unrelated images."""
     bins, stages = list(strata(context)), list(decomposition(context))
     (by_confidence,) = plots.strata(bins)
-    _, cosines = plots.decomposition(stages)
+    _, cosines = plots.bars(stages, *plots.BARS["decomposition"])
     context.out.mkdir(parents=True, exist_ok=True)
     title = f"Drift and the network's response\n{context.backbone}, n = {len(context.sample):,}"
     with rc_context(plots.STYLE):
@@ -191,7 +191,7 @@ def signal_noise(context: Context) -> Iterator[Row]:
         yield written(plots.save_figure(figure, context.out / "figure-signal-noise"))
     for row in (*bins, *stages):  # `strata` and `decomposition` answer the claims
         if re.fullmatch(PLOTTED_LABELS, row.label) and row.verdict != "not run":
-            yield replace(row, claim="", verdict="measured", why=None, margin=None, within=None)
+            yield row.unclaimed()
 
 
 NEEDS = "a classifier and a few images"
