@@ -33,9 +33,8 @@ def cub(context: Context) -> Iterator[Row]:
 def imagenet_boxes(context: Context) -> Iterator[Row]:
     """The same on ImageNet's boxes; the paper measures this on birds only."""
     if not any(item.boxes for item in context.listing):
-        raise EquicamError(
-            "localisation", "images with boxes", f"{context.data}: none has any", "a column `boxes`, or annotations",
-        )  # fmt: skip
+        got, fix = f"{context.data}: none has any", "a column `boxes`, or annotations"
+        raise EquicamError("localisation", "images with boxes", got, fix)
     yield from _box_rows(context, "ImageNet boxes")
 
 
@@ -55,9 +54,8 @@ def _box_rows(context: Context, of: str) -> Iterator[Row]:
 
 
 def _missing_birds(context: Context, claim: Claim) -> Remark:
-    if context.of_cub:
-        return another_network(context, claim)
-    return note("images of birds with their boxes: --data CUB_200_2011")
+    other = note("images of birds with their boxes: --data CUB_200_2011")
+    return another_network(context, claim) if context.of_cub else other
 
 
 ON_TISSUE = ("Grad-CAM", "Grad-CAM++", "LayerCAM", "AugCAM unaligned", "EquiGrad-CAM", "EquiGrad-CAM+PCF")
@@ -67,7 +65,7 @@ PREPROCESSING = "as this model's preprocessing shows a patch; the paper's resize
 
 
 def label_region(context: Context) -> Iterator[Row]:
-    """Table labelregion: energy in the label region of positives, presented and rotated, and that of a map without content."""
+    """Table labelregion: energy in the label region of positives, presented, rotated, and of a map without content."""
     yield from _geometry(context)
     items = context.listing if context.domain == "PatchCamelyon" else []
     positives = sample_by_class([item for item in items if item.region is not None], context.n)
@@ -83,12 +81,13 @@ def label_region(context: Context) -> Iterator[Row]:
         empty = found.map(lambda e, m: _energies(e, m, "floor")[0].value, method)
         reason = f"its map without content gets {empty.as_published:.3f} by their protocol, {empty.clean:.3f} by ours"
         for side, ours, theirs in zip(SIDES, energies.clean, energies.as_published, strict=True):
-            both, label = Both(ours, theirs), f"{method}, {side}"
-            yield compare(f"label.{name}.{side}", both, label=label, reason=reason)
+            yield compare(
+                f"label.{name}.{side}", Both(ours, theirs), label=f"{method}, {side}", reason=reason
+            )
 
 
 def _energies(found: Evaluation, method: str, column: str = "value") -> list[Estimate]:
-    """Presented, mean over the rotated, and their difference; `floor` is that of the method's map without content."""
+    """Presented, mean over the rotated, and their difference; `floor` is that of a map without content."""
     every = summary.pick(found.table, "energy", method, "label", each_angle=True)
     rotated = summary.pick(found.table, "energy", method, "label")
     first, then = getattr(every, column)[every.angles == 0], getattr(rotated, column)

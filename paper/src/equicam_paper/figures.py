@@ -79,19 +79,18 @@ IMAGES_OF_STRIP, IMAGES_OF_PIPELINE = 64, 16
 def drift_strip(context: Context) -> Iterator[Row]:
     """Maps of one rotated image, Grad-CAM in the rotated frame, EquiGrad-CAM in that of the presented one.
 
-    The paper compares maps in two frames. A third row, which it does not have, shows Grad-CAM in the frame of EquiGrad-CAM's
-    row, where the two can be compared. The image is that of median stability among those that keep their class most often.
+    The last row, which the paper does not have, shows Grad-CAM in the frame of EquiGrad-CAM, where the two can be compared.
     """
     x = context.open_some(IMAGES_OF_STRIP)
     found = explain(context.model, x)
-    i = typical(found.stability, found.view_flips)
+    i = _typical(found.stability, found.view_flips)
     views = Views(ANGLES)
     rotated = views.act(x[i : i + 1])[:, 0]
     presented = to_display_images(context.model, x[i : i + 1])[0]
     images = to_display_images(context.model, rotated)
+    how = {"target": int(found.target[i])}
     maps = {
-        method: explain(context.model, rotated, method=method, target=int(found.target[i])).map.double()
-        for method in ("grad-cam", "equigrad-cam")
+        m: explain(context.model, rotated, method=m, **how).map.double() for m in ("grad-cam", "equigrad-cam")
     }
     back = {method: views.align(of[:, None], "reflect")[:, 0].clamp(0, 1) for method, of in maps.items()}
 
@@ -99,22 +98,23 @@ def drift_strip(context: Context) -> Iterator[Row]:
         aligned = zip(ANGLES, back[method], correlations(back[method]), strict=True)
         return [(f"{a}°: r = {r:.2f}", overlay(presented, m.cpu().numpy())) for a, m, r in aligned]
 
-    in_its_frame = zip(ANGLES, images, maps["grad-cam"], strict=True)
-    scale = ("map", 1.0)
+    own = [overlay(p, m.cpu().numpy()) for p, m in zip(images, maps["grad-cam"], strict=True)]
+    names, scale = [f"{angle}°" for angle in ANGLES], ("map", 1.0)
     rows = [
-        ImageRow("the rotated images", [(f"{a}°", p) for a, p in zip(ANGLES, images, strict=True)]),
-        ImageRow("Grad-CAM, in the rotated frame", [(f"{a}°", overlay(p, m.cpu().numpy())) for a, p, m in in_its_frame], scale),
+        ImageRow("the rotated images", list(zip(names, images, strict=True))),
+        ImageRow("Grad-CAM, in the rotated frame", list(zip(names, own, strict=True)), scale),
         ImageRow("EquiGrad-CAM, rotated back to the presented frame; r with the map at 0°, in the disc", canonical("equigrad-cam"), scale),
         ImageRow("Grad-CAM, rotated back as well (not in the paper's figure)", canonical("grad-cam"), scale),
     ]  # fmt: skip
-    title = "Maps of one image at five angles"
-    yield write_images(rows, title, context.out / "figure-drift-strip", inches=1.6)
+    yield write_images(
+        rows, "Maps of one image at five angles", context.out / "figure-drift-strip", inches=1.6
+    )
     for method, aligned in back.items():
         for angle, r in zip(ANGLES[1:], correlations(aligned)[1:], strict=True):
             yield from _known(r, f"{method} at {angle}°: r with the map at 0°, in the disc")
 
 
-def typical(stability: Float[Tensor, " b"], flips: Float[Tensor, "b t"] | Tensor) -> int:
+def _typical(stability: Float[Tensor, " b"], flips: Float[Tensor, "b t"] | Tensor) -> int:
     """The image of median stability among those with the fewest flipped views."""
     flipped = flips.sum(1)
     kept = (flipped == flipped.min()).nonzero()[:, 0]

@@ -1,4 +1,4 @@
-"""Run experiments on your images and keep their rows as JSON: one, or every one of a network in one process.
+"""Run experiments on your images, one or all of a network in one process, and keep their rows as JSON.
 
 All of them share the model, which is loaded and compiled once, and evaluations.
 """
@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from time import monotonic
 from types import FrameType
@@ -85,8 +84,8 @@ def open_context(
     items = find_items(data, split=split, group_by=group_by)
     loaded = load(model, weights=weights, classes=classes or zero_shot_classes(model, items), device=device)
     context = Context(
-        model=loaded, data=data, out=out, backbone=backbone or model, domain=domain, n=n, split=split, draw=draw,
-        group_by=group_by, costly=costly, max_passes=max_passes, progress=progress, options=dict(options or {}), extra=dict(extra or {}),
+        model=loaded, data=data, out=out, backbone=backbone or model, domain=domain, n=n, split=split, draw=draw, group_by=group_by,
+        costly=costly, max_passes=max_passes, progress=progress, options=dict(options or {}), extra=dict(extra or {}),
     )  # fmt: skip
     for line in unpublished(context):
         warn(line)
@@ -120,10 +119,10 @@ def parse_extra(given: str) -> tuple[str, Path]:
     """NAME=FILE as the name of extra weights and their file."""
     name, _, file = given.partition("=")
     if name not in EXTRA_WEIGHTS or not Path(file).is_file():
+        needs = f"{', '.join(EXTRA_WEIGHTS)} with = and an existing file of weights"
         raise EquicamError(
-            "--extra", f"{', '.join(EXTRA_WEIGHTS)} with = and an existing file of weights", repr(given),
-            "--extra rotated=models/rotated/weights.safetensors",
-        )  # fmt: skip
+            "--extra", needs, repr(given), "--extra rotated=models/rotated/weights.safetensors"
+        )
     return name, Path(file)
 
 
@@ -131,22 +130,22 @@ def unpublished(context: Context) -> Iterator[str]:
     """A network or domain without published numbers is allowed, but may be a misspelling."""
     if any(c.is_about(context.backbone, context.domain) for c in claims().values() if not c.of_protocol):
         return
-    for kind, given, known, option in (
-        ("network", context.backbone, NETWORKS, "--backbone"),
-        ("domain", context.domain, DOMAINS, "--domain"),
-    ):
+    named = {
+        "network": (context.backbone, NETWORKS, "--backbone"),
+        "domain": (context.domain, DOMAINS, "--domain"),
+    }
+    for kind, (given, known, option) in named.items():
         if given and given not in known:
-            yield f"the paper has no {kind} {given} ({', '.join(known)}), so its rows stand alone; {option} names one it has"
+            what = f"the paper has no {kind} {given} ({', '.join(known)})"
+            yield f"{what}, so its rows stand alone; {option} names one it has"
 
 
-METHODS = (
-    "grad-cam", "grad-cam++", "layer-cam", "aug-cam", "equigrad-cam", "equigrad-cam+pcf", "equigrad-cam-out", "coverage",
-)  # fmt: skip
+DOMAIN_METHODS = ("grad-cam", "aug-cam", "equigrad-cam+pcf", "equigrad-cam")
+METHODS = (*DOMAIN_METHODS, "grad-cam++", "layer-cam", "equigrad-cam-out", "coverage")
 SHARED_BY = {
     "main", "alignment", "conditional", "strata", "drift-confidence", "angles", "peum-audit", "constants", "triage", "domains",
 }  # fmt: skip
 """Experiments that read the shared evaluation."""
-DOMAIN_METHODS = ("grad-cam", "aug-cam", "equigrad-cam+pcf", "equigrad-cam")
 DOMAIN_EXPERIMENTS = ("domains", "triage", "rotation-augmentation", "seeds", "sanity")
 OF_DOMAINS = ("domains", "rotation-augmentation", "seeds", "label-region", "clip", "cub", "cub-rotation")
 """Without a domain they measure nothing."""
@@ -156,11 +155,12 @@ PASSES = {
     "shared": 300, "decomposition": 40, "causal": 250, "blur": 20, "soft-gate": 300, "t-sweep": 600, "faithfulness": 500,
     "localisation": 80, "matched": 150, "constants": 10, "domains": 0, "triage": 0, "rotation-augmentation": 600, "sanity": 1050, "seeds": 900,
 }  # fmt: skip
-"""Forward passes per image by both protocols, roughly; nothing for those that read the shared evaluation."""
+"""Forward passes per image by both protocols, roughly; none for those that read the shared evaluation."""
 COSTLY_PASSES = {"constant-maps": 2050, "equal-compute": 4300}
 """With --costly; those of `main` follow from its methods."""
-MAPS_PER_IMAGE = 8
-"""The presented image and seven rotations; both protocols share the scores of masked images."""
+MAPS_PER_IMAGE = (
+    8  # the presented image and seven rotations; both protocols share the scores of masked images
+)
 
 
 @dataclass(frozen=True)
@@ -202,11 +202,7 @@ def run_all(
     if unknown := sorted(set(wanted) - set(EXPERIMENTS)):
         raise EquicamError("experiments", "names of --list", ", ".join(unknown), LISTING)
     clock = _Clock(len(context.sample), costly_passes(context) if context.costly else _passes(context))
-    steps: list[tuple[str, Callable[[], Path | None]]] = []
-    if len(SHARED_BY & set(wanted)) > 1:
-        steps.append(("shared", lambda: share(context)))
-    steps += [(name, partial(_path_of_rows, name, context)) for name in wanted]
-    for name, step in steps:
+    for name in (*(["shared"] if len(SHARED_BY & set(wanted)) > 1 else []), *wanted):
         if until is not None and monotonic() >= until:
             yield Outcome(name, 0.0, reason="not begun: no time was left")
             continue
@@ -214,7 +210,7 @@ def run_all(
         begin, path, reason = monotonic(), None, ""
         try:
             with time_limit(until):
-                path = step()
+                path = share(context) if name == "shared" else run_experiment(name, context).path
         except TimeUp:
             reason = "interrupted: no time was left; the same command resumes"
         except Exception as error:  # noqa: BLE001 the next experiment may well run
@@ -234,21 +230,17 @@ def _passes(context: Context) -> dict[str, int]:
 
 
 def costly_passes(context: Context) -> dict[str, int]:
-    """Forward passes per image of the sample; a method published for the first classes also runs on images of those."""
+    """The same with --costly; a method published for the first classes also runs on images of those."""
     of_methods = sum(FORWARD_PASSES[method] for method in context.affordable(list(FORWARD_PASSES)))
     return COSTLY_PASSES | {"main": MAPS_PER_IMAGE * of_methods}
 
 
-def _path_of_rows(name: str, context: Context) -> Path:
-    return run_experiment(name, context).path
-
-
 def share(context: Context) -> None:
     """One evaluation of the methods and metrics that most experiments read: views are computed once for all of them."""
-    if context.costly:
-        return
-    metrics = dict.fromkeys((*METRICS.values(), *SIGNALS)) if context.domain else SIGNALS
-    context.evaluate_both(DOMAIN_METHODS if context.domain else METHODS, tuple(metrics))
+    if context.domain and not context.costly:
+        context.evaluate_both(DOMAIN_METHODS, tuple(dict.fromkeys((*METRICS.values(), *SIGNALS))))
+    elif not context.costly:
+        context.evaluate_both(METHODS, SIGNALS)
 
 
 class _Clock:
