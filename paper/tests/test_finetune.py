@@ -16,7 +16,7 @@ import equicam
 import equicam_paper
 from equicam.core.views import rotate, rotate_each
 from equicam.errors import EquicamError
-from equicam_paper import training
+from equicam_paper import finetune as training
 from equicam_paper.cli import app
 from equicam_paper.finetune import finetune, initial_model
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -88,7 +89,7 @@ def drift_strip(context: Context) -> Iterator[Row]:
     rotated = views.act(x[i : i + 1])[:, 0]
     presented = to_display_images(context.model, x[i : i + 1])[0]
     images = to_display_images(context.model, rotated)
-    how = {"target": int(found.target[i])}
+    how: dict[str, Any] = {"target": int(found.target[i])}
     maps = {
         m: explain(context.model, rotated, method=m, **how).map.double() for m in ("grad-cam", "equigrad-cam")
     }

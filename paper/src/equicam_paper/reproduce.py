@@ -207,10 +207,14 @@ def run_all(
             yield Outcome(name, 0.0, reason="not begun: no time was left")
             continue
         progress(f"{name}: {clock.estimate(name)}")
-        begin, path, reason = monotonic(), None, ""
+        begin, reason = monotonic(), ""
+        path: Path | None = None
         try:
             with time_limit(until):
-                path = share(context) if name == "shared" else run_experiment(name, context).path
+                if name == "shared":
+                    share(context)
+                else:
+                    path = run_experiment(name, context).path
         except TimeUp:
             reason = "interrupted: no time was left; the same command resumes"
         except Exception as error:  # noqa: BLE001 the next experiment may well run

@@ -6,6 +6,7 @@ evidence that views were aligned, and none that the map is right.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -85,7 +86,7 @@ def _maps(
     context: Context, methods: Sequence[str], x: Float[Tensor, "b c H W"], target: Int[Tensor, " b"]
 ) -> dict[str, Float[Tensor, "b H W"]]:
     """Each method's maps of these classes."""
-    how = {"target": target, "dtype": context.options.get("dtype")}
+    how: dict[str, Any] = {"target": target, "dtype": context.options.get("dtype")}
     return {method: explain(context.model, x, method=method, **how).map for method in methods}
 
 
