@@ -9,17 +9,7 @@ from equicam.evaluate.statistics import Estimate
 from equicam.evaluate.summary import ConditionalEq
 from equicam_paper.context import Context, Evaluation, Experiment
 from equicam_paper.plots import DRIFT, Scatter
-from equicam_paper.rows import (
-    Both,
-    Remark,
-    Row,
-    compare,
-    correlation,
-    not_run,
-    number,
-    scaled,
-    with_verdict,
-)
+from equicam_paper.rows import Both, Remark, Row, compare, correlation, not_run, number, scaled, with_verdict
 
 METHODS = {"Grad-CAM": "grad-cam", "EquiGrad-CAM": "equigrad-cam"}
 KINDS = {

@@ -357,7 +357,7 @@ def correlation(c: Correlation) -> Estimate:
     return Estimate(c.r, c.low, c.high, c.n, c.groups)
 
 
-def scaled(e: Estimate, by: int | float, plus: float = 0.0) -> Estimate:
+def scaled(e: Estimate, by: int | float, plus: int | float = 0.0) -> Estimate:
     """A number in another unit, with the opposite sign, or (−1, plus 1) the rest of a share."""
     low, high = (e.low, e.high) if by > 0 else (e.high, e.low)
     return replace(e, value=by * e.value + plus, low=by * low + plus, high=by * high + plus)

@@ -17,16 +17,7 @@ from equicam_paper.claims import DOMAINS
 from equicam_paper.context import Context, Evaluation, Experiment
 from equicam_paper.measure import is_constant, mean_over, seed_rows
 from equicam_paper.plots import DRIFT, Scatter
-from equicam_paper.rows import (
-    Both,
-    Contradiction,
-    Row,
-    compare,
-    correlation,
-    number,
-    scaled,
-    with_verdict,
-)
+from equicam_paper.rows import Both, Contradiction, Row, compare, correlation, number, scaled, with_verdict
 from equicam_paper.trainings import TRAININGS, WEIGHTS, fine_tuning
 
 METRICS = ("eq", "peum", "disagreement", "stability")
