@@ -11,7 +11,7 @@ from equicam.evaluate import statistics, summary
 from equicam.evaluate.rows import MetricColumn
 from equicam.evaluate.statistics import Estimate, Floats
 from equicam_paper.claims import claims
-from equicam_paper.context import Context, Evaluation, Experiment
+from equicam_paper.context import Context, Evaluation
 from equicam_paper.measure import eq_row, layer_gradient, of_columns
 from equicam_paper.rows import (
     Both,
@@ -163,11 +163,3 @@ def _apart(found: Evaluation, region: str) -> MetricColumn:
 
 def _minus(a: MetricColumn, b: MetricColumn) -> MetricColumn:
     return replace(a, value=a.value - b.value)
-
-
-EXPERIMENTS = {
-    "decomposition": Experiment(
-        "Decomposition: where equivariance is lost", ("decomp.", "cos."), decomposition
-    ),
-    "causal": Experiment("Causal test: does the model use the drifting pixels?", ("causal.",), causal),
-}

@@ -7,7 +7,7 @@ from operator import attrgetter, itemgetter
 from equicam.evaluate import summary
 from equicam.evaluate.statistics import Estimate
 from equicam.evaluate.summary import ConditionalEq
-from equicam_paper.context import Context, Evaluation, Experiment
+from equicam_paper.context import Context, Evaluation
 from equicam_paper.plots import DRIFT, Scatter
 from equicam_paper.rows import Both, Remark, Row, compare, correlation, not_run, number, scaled, with_verdict
 
@@ -145,11 +145,4 @@ def scatter_confidence(context: Context) -> list[Scatter]:
     ]
 
 
-TABLE = ("cond.resnet50", "cond.vgg16", "cond.vit_b_16", "cond.intro", "cond.max_move", "cond.gap")
-EXPERIMENTS = {
-    "conditional": Experiment("Conditional table: drift where the prediction holds", TABLE, conditional),
-    "strata": Experiment("Confidence strata", ("cond.bins",), strata),
-    "drift-confidence": Experiment(
-        "Drift against confidence change", ("cond.corr",), drift_confidence, scatters=scatter_confidence
-    ),
-}
+MORE = {"drift-confidence": {"scatters": scatter_confidence}}

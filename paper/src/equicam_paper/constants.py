@@ -22,7 +22,7 @@ from equicam.readers.layout import is_block_norm
 from equicam.readers.model import Model
 from equicam.recipe import Recipe
 from equicam_paper.claims import Claim, claims
-from equicam_paper.context import FORWARD_PASSES, Context, Evaluation, Experiment, another_network
+from equicam_paper.context import FORWARD_PASSES, Context, Evaluation, another_network
 from equicam_paper.measure import SCORE_CAM_WEIGHTS, constant_share, layer_gradient
 from equicam_paper.rows import (
     Both,
@@ -197,12 +197,4 @@ def _missing_hook(context: Context, claim: Claim) -> Remark:
     return note("a transformer of blocks with norms") if is_vit else another_network(context, claim)
 
 
-PREFIXES = ("T", "tau", "pad", "insdel", "const_", "significance", "eq_", "imagenet")
-ANSWERS = (*(f"const.{prefix}" for prefix in PREFIXES), "xgrad.", "code.time", "code.readme")
-EXPERIMENTS = {
-    "constants": Experiment("The protocol's constants", ANSWERS, constants, missing=_missing),
-    "constant-maps": Experiment("Constant Score-CAM maps", ("const.scorecam.",), constant_maps),
-    "hooks": Experiment(
-        "Which layer of a transformer can be explained", ("vit.hook.",), hooks, "a ViT-B/16 and a few images", _missing_hook
-    ),
-}  # fmt: skip
+MORE = {"constants": {"missing": _missing}, "hooks": {"missing": _missing_hook}}

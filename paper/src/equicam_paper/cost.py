@@ -13,7 +13,7 @@ from equicam.evaluate import statistics
 from equicam.evaluate.statistics import Estimate
 from equicam.explain import explain
 from equicam_paper.claims import claims
-from equicam_paper.context import Context, Experiment
+from equicam_paper.context import Context
 from equicam_paper.rows import Both, Row, compare, not_run
 
 TIMINGS = 100  # rounds on a GPU; on a CPU, which decides nothing, there is one for each image
@@ -121,10 +121,3 @@ def _now(x: Tensor) -> float:
     if x.is_cuda:
         torch.cuda.synchronize(x.device)
     return perf_counter()
-
-
-EXPERIMENTS = {
-    "cost": Experiment(
-        "The cost of several views", ("cost.",), cost, needs="an A100, a classifier and a few images"
-    )
-}

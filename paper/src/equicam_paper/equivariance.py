@@ -15,7 +15,7 @@ from equicam.methods import find_method, resolve
 from equicam.protocol import PAPER
 from equicam.recipe import Recipe
 from equicam_paper.claims import METHODS, claims
-from equicam_paper.context import FORWARD_PASSES, Context, Evaluation, Experiment
+from equicam_paper.context import FORWARD_PASSES, Context, Evaluation
 from equicam_paper.measure import SCORE_CAM_WEIGHTS, eq_row, gain_row, of_columns, stretched_row
 from equicam_paper.rows import (
     Both,
@@ -274,21 +274,3 @@ def vit_l(context: Context) -> Iterator[Row]:
     yield eq_row("vitl.gc", found, "grad-cam")
     yield eq_row("vitl.eg", found, "equigrad-cam")
     yield gain_row("vitl.gain", found)
-
-
-EXPERIMENTS = {
-    "main": Experiment("Table main: equivariance of every method", ("main.", "gain."), main),
-    "equal-compute": Experiment("Equal compute: RISE-400 and Score-CAM-80", ("equal.",), equal_compute),
-    "alignment": Experiment("Table align: the gain of alignment", ("align.",), alignment),
-    "angles": Experiment("Eq by angle", ("angle135.",), angles),
-    "blur": Experiment("Blur control: is averaging only smoothing?", ("blur.",), blur),
-    "soft-gate": Experiment("Soft gate: views weighted by confidence", ("softgate.",), soft_gate),
-    "t-sweep": Experiment("T sweep: how many views", ("tsweep.",), t_sweep),
-    "faithfulness": Experiment("Insertion and deletion", ("faith.",), faithfulness),
-    "vit-attribution": Experiment(
-        "A transformer's own attributions", ("vitbase.",), vit_attribution, "a ViT-B/16 and ImageNet images"
-    ),
-    "vit-l": Experiment(
-        "ViT-L/16: the gain at scale", ("vitl.",), vit_l, "--model vit_l_16 and ImageNet images"
-    ),
-}

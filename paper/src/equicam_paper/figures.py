@@ -25,7 +25,7 @@ from equicam.overlay import COLOURMAP, MAX_DEVIATION, RgbImage, heat, overlay
 from equicam_paper import plots
 from equicam_paper.causal import decomposition
 from equicam_paper.conditions import strata
-from equicam_paper.context import Context, Experiment
+from equicam_paper.context import Context
 from equicam_paper.rows import Both, Row, compare, note, number
 
 
@@ -77,7 +77,7 @@ ANGLES = (0, 45, 90, 135, 180)
 IMAGES_OF_STRIP, IMAGES_OF_PIPELINE = 64, 16
 
 
-def drift_strip(context: Context) -> Iterator[Row]:
+def figure_drift_strip(context: Context) -> Iterator[Row]:
     """Maps of one rotated image, Grad-CAM in the rotated frame, EquiGrad-CAM in that of the presented one.
 
     The last row, which the paper does not have, shows Grad-CAM in the frame of EquiGrad-CAM, where the two can be compared.
@@ -138,7 +138,7 @@ def _known(value: float, label: str) -> Iterator[Row]:
         yield compare("", Both(number(value, 1), None), label=label)
 
 
-def pipeline(context: Context) -> Iterator[Row]:
+def figure_pipeline(context: Context) -> Iterator[Row]:
     """The most confident of a few images through EquiGrad-CAM with six views; views and their mean share a scale."""
     x = context.open_some(IMAGES_OF_PIPELINE)
     found = explain(context.model, x, views=6)
@@ -180,7 +180,7 @@ PLOTTED_LABELS = r".+ \(n = \d+\)|(feature|logit), .+"
 """Labels of the rows that both panels of signal and noise show."""
 
 
-def signal_noise(context: Context) -> Iterator[Row]:
+def figure_signal_noise(context: Context) -> Iterator[Row]:
     """(a) Eq by confidence; (b) how similar pooled features and logits stay under rotation, next to those of unrelated images."""
     bins, stages = list(strata(context)), list(decomposition(context))
     (by_confidence,) = plots.strata(bins)
@@ -193,13 +193,3 @@ def signal_noise(context: Context) -> Iterator[Row]:
     for row in (*bins, *stages):  # `strata` and `decomposition` answer the claims
         if re.fullmatch(PLOTTED_LABELS, row.label) and row.verdict != "not run":
             yield row.unclaimed()
-
-
-NEEDS = "a classifier and a few images"
-EXPERIMENTS = {
-    "figure-pipeline": Experiment("Figure pipeline: from views to a map", (), pipeline, NEEDS),
-    "figure-signal-noise": Experiment("Figure signal-noise: drift and confidence", (), signal_noise),
-    "figure-drift-strip": Experiment(
-        "Figure drift strip: maps of one image at five angles", (), drift_strip, NEEDS
-    ),
-}

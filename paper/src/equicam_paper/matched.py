@@ -11,7 +11,7 @@ from equicam.evaluate.rows import MetricColumn
 from equicam.evaluate.statistics import Estimate, Floats
 from equicam.images.items import sample_by_class
 from equicam_paper.claims import Claim, claims
-from equicam_paper.context import FORWARD_PASSES, Context, Evaluation, Experiment, another_network
+from equicam_paper.context import FORWARD_PASSES, Context, Evaluation, another_network
 from equicam_paper.measure import constant_maps
 from equicam_paper.rows import Both, Remark, Row, compare, costly, not_run, note
 
@@ -158,9 +158,4 @@ def _missing(context: Context, claim: Claim) -> Remark:
     return another_network(context, claim) if context.labelled else why
 
 
-EXPERIMENTS = {
-    "matched": Experiment(
-        "Reduced samples: prefixes against class-spread ones", ("matched.", "code.prefix", "code.spread"), matched,
-        "an ImageNet classifier and labelled validation images, several per class", _missing,
-    )
-}  # fmt: skip
+MORE = {"matched": {"missing": _missing}}

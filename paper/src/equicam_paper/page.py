@@ -1,9 +1,11 @@
 """docs/reproduce.md from kept rows: counts, findings, a table a network; and for the site a page of every row of each."""
 
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from equicam.methods import METHODS
@@ -15,12 +17,14 @@ from equicam_paper.context import FORWARD_PASSES
 from equicam_paper.control import controls, distinct
 from equicam_paper.findings import findings
 from equicam_paper.kept import ROTATED_SEEDS, Kept, KeptRows, read_kept
-from equicam_paper.page_text import COMMANDS, COUNTED, HEAD, HOW, LEGENDS, UNDECIDED
+from equicam_paper.margins import CAPS
 from equicam_paper.plots import FIGURES, random_weights_panels, write_page_plot
 from equicam_paper.provenance import describe
 from equicam_paper.rows import VERDICTS, Row
 from equicam_paper.tables import interval, markdown, random_weights_tables
 
+HERE = Path(__file__).parent
+TEXTS: dict[str, dict[str, Any]] = tomllib.loads((HERE / "page.toml").read_text())
 FIRST_TABLES = ("main", "domains")
 """The experiments that the page's table of a network begins with."""
 NEAREST = ("costly", "note", "command", "network")
@@ -48,9 +52,11 @@ def write_page(page: Path, rows: Path) -> dict[str, int]:
     """Write the page, and the plots of the site's pages; returns the number of claims by verdict."""
     kept = read_kept(rows)
     answers = answer_claims(kept)
-    text = HEAD + _count_text(answers) + "".join(controls(kept)) + HOW
-    text += (
-        "## What was found beyond the paper\n\n" + "\n".join(findings(kept)) + "\n" + _networks(kept, answers)
+    text = Template((HERE / "page.md").read_text()).substitute(
+        counts=_count_text(answers) + "".join(controls(kept)),
+        caps=", ".join(f"{CAPS[kind]:g} for {words}" for kind, words in TEXTS["kinds"].items()),
+        findings="\n".join(findings(kept)),
+        networks=_networks(kept, answers),
     )
     plots = page.with_suffix("")
     plots.mkdir(parents=True, exist_ok=True)
@@ -116,7 +122,7 @@ def counts(answers: Answers) -> dict[str, int]:
 def _count_text(answers: Answers) -> str:
     """The count by verdict, and why claims were not run or not decided."""
     of = {verdict: {n: one for n, one in answers.items() if one.verdict == verdict} for verdict in VERDICTS}
-    listed = ", ".join(f"{n} {COUNTED[verdict][n != 1]}" for verdict, n in counts(answers).items())
+    listed = ", ".join(f"{n} {TEXTS['counted'][verdict][n != 1]}" for verdict, n in counts(answers).items())
     text = f"**Of {len(answers)} claims, {listed}.** A claim counts once, by its measurement on most images."
     if of["matches"] or of["differs"]:
         same, other = distinct(of["matches"]), distinct(of["differs"])
@@ -134,7 +140,7 @@ def _reasons(verdict: str, reasons: Iterable[str]) -> str:
 def _why(row: Row | None) -> str:
     """Why a claim is undecided, in a few words."""
     why = row.why if row else None
-    return UNDECIDED.get(why.code, why.text) if why else "another reason, in its table"
+    return TEXTS["undecided"].get(why.code, why.text) if why else "another reason, in its table"
 
 
 def _networks(kept: Kept, answers: Answers) -> str:
@@ -197,7 +203,7 @@ def _section(
         text += f"## {title} (`{name}`)\n\n" + (f"{origin}.\n\n" if origin != usual[0][0] else "")
         plot = f"{folder}-{name}.png"
         text += f"![{title}]({plot})\n\n" if (plots / plot).is_file() else ""
-        text += LEGENDS.get(name, "")
+        text += f"{TEXTS['legends'][name]}\n\n" if name in TEXTS["legends"] else ""
         text += _random_weights(of) if name == "sanity" else _table(name, of, folder, answers)
     return text
 
@@ -257,7 +263,7 @@ def _not_run(answers: Answers, kept: Kept) -> str:
 
 
 def _typed(experiment: str) -> str:
-    return f"`equicam-paper reproduce {experiment} {COMMANDS.get(experiment, '')}`"
+    return f"`equicam-paper reproduce {experiment} {TEXTS['commands'].get(experiment, '')}`"
 
 
 def _command(claim: str, one: Answer) -> str:

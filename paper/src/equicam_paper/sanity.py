@@ -22,7 +22,7 @@ from equicam.explain import explain
 from equicam.images.items import Item, sample_by_class
 from equicam.methods import METHODS
 from equicam.progress import progress_bar
-from equicam_paper.context import Context, Evaluation, Experiment
+from equicam_paper.context import Context, Evaluation
 from equicam_paper.measure import constant_share, mean_over
 from equicam_paper.rows import Both, Remark, Row, compare
 
@@ -116,9 +116,4 @@ def _alike_rows(
         yield compare("", Both(found, None), label=f"{label}: {name} with the map of the weights as given")
 
 
-EXPERIMENTS = {
-    "sanity": Experiment(
-        "Model randomisation: what is left without the trained weights", (), sanity, "a classifier and images",
-        prepare=not_in_float16,
-    )
-}  # fmt: skip
+MORE = {"sanity": {"prepare": not_in_float16}}

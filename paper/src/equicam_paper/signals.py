@@ -13,11 +13,21 @@ from equicam.evaluate.equivariance import ANGLES
 from equicam.evaluate.rows import MetricColumn
 from equicam.evaluate.statistics import Estimate, Floats, Ids
 from equicam.evaluate.summary import SignalSummary
-from equicam_paper.claims import DOMAINS
-from equicam_paper.context import Context, Evaluation, Experiment
+from equicam_paper.claims import DOMAINS, Claim
+from equicam_paper.context import Context, Evaluation
 from equicam_paper.measure import is_constant, mean_over, seed_rows
 from equicam_paper.plots import DRIFT, Scatter
-from equicam_paper.rows import Both, Contradiction, Row, compare, correlation, number, scaled, with_verdict
+from equicam_paper.rows import (
+    Both,
+    Contradiction,
+    Remark,
+    Row,
+    compare,
+    correlation,
+    number,
+    scaled,
+    with_verdict,
+)
 from equicam_paper.trainings import TRAININGS, WEIGHTS, fine_tuning
 
 METRICS = ("eq", "peum", "disagreement", "stability")
@@ -212,13 +222,11 @@ def _pair(
     return Pair(1 - value if signal == "stability" else value, 1 - eq, images.group)
 
 
-EXPERIMENTS = {
-    "peum-audit": Experiment(
-        "PEUM audit: which signal finds unstable maps", ("audit.",), peum_audit, scatters=scatter_signals
-    ),
-    "triage": Experiment(
-        "PEUM as a triage rule", ("peum.",), triage, "images; the published numbers are of a --domain's",
-        lambda _, claim: fine_tuning(claim.domain if claim.domain in DOMAINS else DOMAINS[0], "triage"),
-        scatters=scatter_signals,
-    ),
-}  # fmt: skip
+def _missing(_context: Context, claim: Claim) -> Remark:
+    return fine_tuning(claim.domain if claim.domain in DOMAINS else DOMAINS[0], "triage")
+
+
+MORE = {
+    "peum-audit": {"scatters": scatter_signals},
+    "triage": {"scatters": scatter_signals, "missing": _missing},
+}
