@@ -34,9 +34,8 @@ def main() -> None:
 
 def tracked(folder: str) -> list[Path]:
     """The Python files of a folder that git knows."""
-    named = subprocess.run(
-        ["git", "ls-files", folder], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
+    command = ["git", "ls-files", folder]
+    named = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout  # noqa: S607
     return [ROOT / name for name in named.split() if name.endswith(".py") and (ROOT / name).exists()]
 
 
@@ -58,9 +57,10 @@ def public_names(paths: list[Path]) -> Iterator[str]:
     for path, tree in trees.items():
         module = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
         for node in tree.body:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                if not node.name.startswith("_") or (module, node.name) in imported:
-                    yield f"{module}.{node.name}"
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                continue
+            if not node.name.startswith("_") or (module, node.name) in imported:
+                yield f"{module}.{node.name}"
 
 
 def imported_by_explain() -> int:
@@ -74,8 +74,7 @@ def imported_by_explain() -> int:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
     ).stdout
     found = re.search(r"modules: (\d+)", done)
-    assert found, done
-    return int(found[1])
+    return int(found[1]) if found else sys.maxsize
 
 
 if __name__ == "__main__":
