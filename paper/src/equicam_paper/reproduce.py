@@ -67,26 +67,16 @@ def open_context(
     classes: Sequence[str] | None = None,
     device: str | None = None,
     backbone: str | None = None,
-    domain: str = "",
-    n: int | None = None,
     split: str | None = None,
-    draw: str = "",
     group_by: str | None = None,
-    costly: bool = False,
-    max_passes: int | None = None,
-    extra: Mapping[str, Path] | None = None,
-    options: Mapping[str, Any] | None = None,
-    progress: bool = False,
     warn: Callable[[str], None] = lambda _text: None,
+    **more: Any,
 ) -> Context:
-    """A network and images to measure on; `options` go to `evaluate`, and `warn` gets a line on each unknown name."""
+    """A network and images to measure on; `more` are fields of the context, and `warn` gets a line on each unknown name."""
     # refuse a missing source before a model is loaded
     items = find_items(data, split=split, group_by=group_by)
     loaded = load(model, weights=weights, classes=classes or zero_shot_classes(model, items), device=device)
-    context = Context(
-        model=loaded, data=data, out=out, backbone=backbone or model, domain=domain, n=n, split=split, draw=draw, group_by=group_by,
-        costly=costly, max_passes=max_passes, progress=progress, options=dict(options or {}), extra=dict(extra or {}),
-    )  # fmt: skip
+    context = Context(loaded, data, out, backbone or model, split=split, group_by=group_by, **more)
     for line in unpublished(context):
         warn(line)
     return context
@@ -120,9 +110,7 @@ def parse_extra(given: str) -> tuple[str, Path]:
     name, _, file = given.partition("=")
     if name not in EXTRA_WEIGHTS or not Path(file).is_file():
         needs = f"{', '.join(EXTRA_WEIGHTS)} with = and an existing file of weights"
-        raise EquicamError(
-            "--extra", needs, repr(given), "--extra rotated=models/rotated/weights.safetensors"
-        )
+        raise EquicamError("--extra", needs, repr(given), "--extra rotated=models/rotated.safetensors")
     return name, Path(file)
 
 
@@ -130,14 +118,11 @@ def unpublished(context: Context) -> Iterator[str]:
     """A network or domain without published numbers is allowed, but may be a misspelling."""
     if any(c.is_about(context.backbone, context.domain) for c in claims().values() if not c.of_protocol):
         return
-    named = {
-        "network": (context.backbone, NETWORKS, "--backbone"),
-        "domain": (context.domain, DOMAINS, "--domain"),
-    }
-    for kind, (given, known, option) in named.items():
+    option = {"network": "--backbone", "domain": "--domain"}
+    for kind, given, known in (("network", context.backbone, NETWORKS), ("domain", context.domain, DOMAINS)):
         if given and given not in known:
             what = f"the paper has no {kind} {given} ({', '.join(known)})"
-            yield f"{what}, so its rows stand alone; {option} names one it has"
+            yield f"{what}, so its rows stand alone; {option[kind]} names one it has"
 
 
 DOMAIN_METHODS = ("grad-cam", "aug-cam", "equigrad-cam+pcf", "equigrad-cam")

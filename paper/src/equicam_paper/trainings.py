@@ -178,9 +178,8 @@ def rotation_augmentation(context: Context) -> Iterator[Row]:
     for name, columns in _measure_weights(seeds).items():
         yield from _rows(f"rotaug.{context.claimed_domain}.{name}", name, columns)
     for label, (one, other, above) in DIFFERENCES.items():
-        yield from _rows(
-            "", label, [_difference(of, one, other) for of in seeds], f"paired by image; above 0: {above}"
-        )
+        columns = [_difference(of, one, other) for of in seeds]
+        yield from _rows("", label, columns, f"paired by image; above 0: {above}")
 
 
 def cub_rotation(context: Context) -> Iterator[Row]:
@@ -194,10 +193,11 @@ def cub_rotation(context: Context) -> Iterator[Row]:
     either = Both.together([_mean_of_seeds(measured[f"EG Eq {name}"]) for name in WEIGHTS])
     plain, rotated = (one.value for one in either.clean if one)
     lower = either.map(lambda of: min((e for e in of if e), key=lambda e: e.value))
-    reason = f"by our protocol {plain:.3f} plain, {rotated:.3f} rotated"
-    yield compare(
-        "rotaug.CUB.EG Eq either model", lower, label="EG Eq, the lower of both models", reason=reason
+    reason, label = (
+        f"by our protocol {plain:.3f} plain, {rotated:.3f} rotated",
+        "EG Eq, the lower of both models",
     )
+    yield compare("rotaug.CUB.EG Eq either model", lower, label=label, reason=reason)
 
 
 Column = Both[MetricColumn | None]
