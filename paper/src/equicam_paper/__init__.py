@@ -16,13 +16,17 @@ EXPERIMENTS: dict[str, dict[str, Any]] = tomllib.loads(
 )
 """In the order of the paper, each with its module and what it is about."""
 
+IMAGENET = "an ImageNet classifier and validation images"
+
 
 @cache
 def load_experiment(name: str) -> "Experiment":
     """The experiment of that name: a function of its module, and what more the module's MORE has of it."""
     from equicam_paper.context import Experiment
 
-    about = EXPERIMENTS[name] | {"answers": tuple(EXPERIMENTS[name].get("answers", ()))}
-    module = import_module(f"{__name__}.{about.pop('module')}")
-    more = getattr(module, "MORE", {}).get(name, {})
-    return Experiment(measure=getattr(module, name.replace("-", "_")), **about, **more)
+    about = EXPERIMENTS[name]
+    module = import_module(f"{__name__}.{about['module']}")
+    measure, more = getattr(module, name.replace("-", "_")), getattr(module, "MORE", {}).get(name, {})
+    return Experiment(
+        about["title"], tuple(about.get("answers", ())), measure, about.get("needs", IMAGENET), **more
+    )

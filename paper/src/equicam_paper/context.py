@@ -347,7 +347,7 @@ class Experiment:
     title: str
     answers: tuple[str, ...]  # prefixes of its claims' ids
     measure: Callable[[Context], Iterator[Row]] = field(repr=False)
-    needs: str = "an ImageNet classifier and validation images"
+    needs: str
     missing: Callable[[Context, Claim], Remark] = field(default=another_network, repr=False)
     # the context that it is run in, and whose provenance its rows carry
     prepare: Callable[[Context], Context] = field(default=lambda context: context, repr=False)

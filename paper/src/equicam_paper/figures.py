@@ -22,7 +22,7 @@ from equicam.core.views import Views
 from equicam.explain import explain
 from equicam.models.images import to_display_images
 from equicam.overlay import COLOURMAP, MAX_DEVIATION, RgbImage, heat, overlay
-from equicam_paper import plots
+from equicam_paper import EXPERIMENTS, plots
 from equicam_paper.causal import decomposition
 from equicam_paper.conditions import strata
 from equicam_paper.context import Context
@@ -184,7 +184,7 @@ def figure_signal_noise(context: Context) -> Iterator[Row]:
     """(a) Eq by confidence; (b) how similar pooled features and logits stay under rotation, next to those of unrelated images."""
     bins, stages = list(strata(context)), list(decomposition(context))
     (by_confidence,) = plots.strata(bins)
-    _, cosines = plots.bars(stages, *plots.BARS["decomposition"])
+    _, cosines = plots.bars(stages, *EXPERIMENTS["decomposition"]["panels"])
     context.out.mkdir(parents=True, exist_ok=True)
     title = f"Drift and the network's response\n{context.backbone}, n = {len(context.sample):,}"
     with rc_context(plots.STYLE):

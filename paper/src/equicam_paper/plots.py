@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from equicam.evaluate.statistics import Correlation, Estimate, Floats
-from equicam_paper import load_experiment
+from equicam_paper import EXPERIMENTS, load_experiment
 from equicam_paper.claims import MIN_IMAGES, claims
 from equicam_paper.kept import KeptRows
 from equicam_paper.rows import Row, number
@@ -250,7 +250,8 @@ def panels_of(kept: KeptRows) -> list[Panel]:
     if name in FIGURES or not rows:
         return []
     drawn = PANELS.get(name)
-    panels = drawn(rows) if drawn else bars(rows, *BARS[name]) if name in BARS else _everything(rows)
+    known = EXPERIMENTS[name].get("panels")
+    panels = drawn(rows) if drawn else bars(rows, *known) if known is not None else _everything(rows)
     return [panel for panel in panels if not isinstance(panel, Bars) or panel.rows]
 
 
@@ -438,71 +439,10 @@ def _cost(rows: Sequence[Row]) -> list[Panel]:
     return [Bars(f"time of a map, median of {rounds} rounds", "times as long", [*by_name.items()])]
 
 
-AREA, METHOD = "area under the curve\n{} is better", r"([\w+@-]+), "
-AREAS = (
-    ("insertion", AREA.format("higher"), f"{METHOD}insertion"),
-    ("deletion", AREA.format("lower"), f"{METHOD}deletion"),
-)
-EQ_AND_AREAS = (("eq", EQ, f"{METHOD}eq"), *AREAS)
-BOXES = (
-    ("pointing", "share of images", f"{METHOD}pointing"),
-    ("box-iou", "intersection over union", f"{METHOD}box-iou"),
-)
-STAGES = "(activations|gradients|weights|weights-cosine|combined|rectified|map)"
-IN_REGION = "share of saliency in the label region"
-TENTH = "(?:worst tenth )(found in (?:(?!, seed|, off).)+)"
-BARS: dict[str, Sequence[tuple[str, str, str]]] = {
-    "decomposition": (
-        ("each stage of Grad-CAM under rotation", "similarity of rotated\nand presented, Pearson r", STAGES),
-        ("pooled features and logits", "cosine similarity", "((?:feature|logit), (?:rotated|unrelated))"),
-    ),
-    "drift-confidence": (),
-    "localisation": BOXES,
-    "cub": BOXES,
-    "faithfulness": AREAS,
-    "domains": EQ_AND_AREAS,
-    "clip": EQ_AND_AREAS,
-    "alignment": (
-        ("equivariance", EQ, r"([\w+-]+)"),
-        (
-            "above the floor of unrelated images",
-            "skill\n(Eq − floor) / (1 − floor)",
-            "(.+): skill above the floor",
-        ),
-    ),
-    "conditional": (
-        ("Eq where the prediction holds", EQ, "((?:equi)?grad-cam, .+)"),
-        ("predictions under rotation", "share of image-angle pairs", "(the top-1 (?:is kept|flips))"),
-    ),
-    "blur": (
-        ("Grad-CAM, blurred by σ pixels", EQ, r"(?:grad-cam@)?([\w-]+)"),
-        ("change by the blur", "Eq − Eq unblurred", "(.+) − unblurred"),
-    ),
-    "matched": (("samples", "Eq, or share of pairs\nthat keep the top-1", "(.+)"),),
-    "seeds": (
-        ("equivariance of each fine-tune, and the mean", EQ, r"(.+, (?:seed \d+|mean))"),
-        ("spread over fine-tunes", "standard deviation of Eq", "(.+), spread"),
-    ),
-    "peum-audit": (
-        ("which signal finds unstable maps", "r with 1 − Eq of Grad-CAM", "r of (.+)"),
-        ("which signal finds wrong predictions", "AUROC, 0.5: chance", "(.+): AUROC for wrong predictions"),
-    ),
-    "triage": tuple(
-        (f"worst tenth found{where}", "share found\n0.1: chance in a tenth", TENTH + where)
-        for where in ("", ", off the grid")
-    ),
-    "label-region": (
-        ("presented", IN_REGION, "(.+), mass in disc 0deg"),
-        ("mean over rotations", IN_REGION, "(.+), mass in disc rotated mean"),
-        ("presented − rotated", IN_REGION, "(.+), drop"),
-    ),
-    "hooks": (("constant Grad-CAM maps", "share of images", "(.+)"),),
-}
-"""Title, unit and pattern of labels of the panels that are bars alone."""
 PANELS: dict[str, Callable[[Sequence[Row]], Sequence[Panel]]] = {
     **dict.fromkeys(("main", "equal-compute", "vit-attribution", "vit-l"), _main),
     **dict.fromkeys(("rotation-augmentation", "cub-rotation"), _training),
     "strata": strata, "causal": _causal, "soft-gate": _gate, "t-sweep": _views, "angles": _angles, "cost": _cost,
     "constants": _constants, "sanity": random_weights_panels,
 }  # fmt: skip
-"""Those of other experiments; one that neither table has is drawn as all of its rows."""
+"""Of experiments whose panels are not bars alone (experiments.toml); one with neither is drawn as all of its rows."""

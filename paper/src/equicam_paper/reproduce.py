@@ -127,21 +127,13 @@ def unpublished(context: Context) -> Iterator[str]:
 
 DOMAIN_METHODS = ("grad-cam", "aug-cam", "equigrad-cam+pcf", "equigrad-cam")
 METHODS = (*DOMAIN_METHODS, "grad-cam++", "layer-cam", "equigrad-cam-out", "coverage")
-SHARED_BY = {
-    "main", "alignment", "conditional", "strata", "drift-confidence", "angles", "peum-audit", "constants", "triage", "domains",
-}  # fmt: skip
-"""Experiments that read the shared evaluation."""
+SHARED_BY = {name for name, of in EXPERIMENTS.items() if of.get("reads") == "shared"}
 DOMAIN_EXPERIMENTS = ("domains", "triage", "rotation-augmentation", "seeds", "sanity")
-OF_DOMAINS = ("domains", "rotation-augmentation", "seeds", "label-region", "clip", "cub", "cub-rotation")
-"""Without a domain they measure nothing."""
 COSTLY_EXPERIMENTS = ("constant-maps", "equal-compute", "sanity", "main")
 """Those whose rows need --costly, the cheapest first."""
-PASSES = {
-    "shared": 300, "decomposition": 40, "causal": 250, "blur": 20, "soft-gate": 300, "t-sweep": 600, "faithfulness": 500,
-    "localisation": 80, "matched": 150, "constants": 10, "domains": 0, "triage": 0, "rotation-augmentation": 600, "sanity": 1050, "seeds": 900,
-}  # fmt: skip
+PASSES = {"shared": 300} | {name: of.get("passes", 0) for name, of in EXPERIMENTS.items()}
 """Forward passes per image by both protocols, roughly; none for those that read the shared evaluation."""
-COSTLY_PASSES = {"constant-maps": 2050, "equal-compute": 4300}
+COSTLY_PASSES = {name: of["costly_passes"] for name, of in EXPERIMENTS.items() if "costly_passes" in of}
 """With --costly; those of `main` follow from its methods."""
 MAPS_PER_IMAGE = (
     8  # the presented image and seven rotations; both protocols share the scores of masked images
@@ -168,7 +160,7 @@ def experiments_of(context: Context) -> tuple[str, ...]:
         return DOMAIN_EXPERIMENTS
     if context.costly:
         return COSTLY_EXPERIMENTS
-    return tuple(name for name in EXPERIMENTS if name not in OF_DOMAINS)
+    return tuple(name for name, of in EXPERIMENTS.items() if not of.get("domain_only"))
 
 
 def run_all(
