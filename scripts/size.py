@@ -1,4 +1,4 @@
-"""How large the house is: lines, bytes, modules and public names of the tracked Python files, beside their limits."""
+"""How large the house is: lines, bytes, modules and public names of the tracked Python files, next to their limits."""
 
 import ast
 import re
@@ -12,7 +12,7 @@ SHORT = 60  # lines; a module with fewer needs a reason
 
 
 def main() -> None:
-    """Print each measure beside its limit, and fail if one is passed."""
+    """Print each measure next to its limit, and fail if one is passed."""
     source, paper = tracked("src"), tracked("paper/src")
     tests = tracked("tests") + tracked("paper/tests")
     modules = [path for path in source if path.name not in ("__init__.py", "__main__.py")]

@@ -11,9 +11,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-EXPERIMENTS: dict[str, dict[str, Any]] = tomllib.loads(
-    Path(__file__).with_name("experiments.toml").read_text()
-)
+_TABLE = Path(__file__).with_name("experiments.toml")
+EXPERIMENTS: dict[str, dict[str, Any]] = tomllib.loads(_TABLE.read_text())
 """In the order of the paper, each with its module and what it is about."""
 
 IMAGENET = "an ImageNet classifier and validation images"
@@ -27,6 +26,5 @@ def load_experiment(name: str) -> "Experiment":
     about = EXPERIMENTS[name]
     module = import_module(f"{__name__}.{about['module']}")
     measure, more = getattr(module, name.replace("-", "_")), getattr(module, "MORE", {}).get(name, {})
-    return Experiment(
-        about["title"], tuple(about.get("answers", ())), measure, about.get("needs", IMAGENET), **more
-    )
+    answers, needs = tuple(about.get("answers", ())), about.get("needs", IMAGENET)
+    return Experiment(about["title"], answers, measure, needs, **more)

@@ -82,9 +82,8 @@ def label_region(context: Context) -> Iterator[Row]:
         empty = found.map(lambda e, m: _energies(e, m, "floor")[0].value, method)
         reason = f"its map without content gets {empty.as_published:.3f} by their protocol, {empty.clean:.3f} by ours"
         for side, ours, theirs in zip(SIDES, energies.clean, energies.as_published, strict=True):
-            yield compare(
-                f"label.{name}.{side}", Both(ours, theirs), label=f"{method}, {side}", reason=reason
-            )
+            both = Both(ours, theirs)
+            yield compare(f"label.{name}.{side}", both, label=f"{method}, {side}", reason=reason)
 
 
 def _energies(found: Evaluation, method: str, column: str = "value") -> list[Estimate]:

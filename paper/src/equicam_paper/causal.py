@@ -91,9 +91,7 @@ REGIONS = {"drift": "drift", "agreement": "agreement", "random": "scattered"}
 """The paper's regions and ours."""
 USED = "inside the disc the drift region costs more than the same shape elsewhere"
 FRAMES = {"d0": "presented", "dtheta": "rotated"}
-PAIRS = (
-    "judged by the interval over images: the published p takes the seven angles of an image as independent"
-)
+PAIRS = "judged by the interval over images: the published p takes an image's seven angles as independent"
 
 
 def causal(context: Context) -> Iterator[Row]:
@@ -143,9 +141,8 @@ def asymmetry(start: str, tables: Both[Evaluation]) -> Iterator[Row]:
 
 def drop_ratio(found: Evaluation) -> Estimate:
     """The mean cost of the agreement region over that of the drift region."""
-    return of_columns(
-        ratio_of_means, *(found.column(f"causal-{r}", "grad-cam") for r in ("agreement", "drift"))
-    )
+    names = ("causal-agreement", "causal-drift")
+    return of_columns(ratio_of_means, *(found.column(name, "grad-cam") for name in names))
 
 
 def ratio_of_means(a: Floats, b: Floats) -> float:

@@ -176,10 +176,8 @@ def _claim(name: str, entry: dict[str, Any]) -> Claim:
     given, ci95 = entry.get("value"), entry.get("ci95")
     values = [v for v in (given if isinstance(given, list) else [given]) if isinstance(v, int | Decimal)]
     texts: Any = {key: str(entry.get(key, "")) for key in ("metric", "of", "method", "sample")}
-    interval, digits = (
-        (float(ci95[0]), float(ci95[1])) if ci95 else None,
-        max(map(_digits, values), default=0),
-    )
+    interval = (float(ci95[0]), float(ci95[1])) if ci95 else None
+    digits = max(map(_digits, values), default=0)
     return Claim(name, tuple(map(float, values)), entry.get("n"), ci95=interval, digits=digits, **texts)
 
 

@@ -47,14 +47,10 @@ Device = Annotated[str | None, _option("cpu, cuda or cuda:1.", "a GPU if there i
 
 def reproduce(
     name: Annotated[str | None, Argument(help="Name from --list, or all.")] = None,
-    data: Annotated[
-        str | None, _option("Images, as `equicam evaluate` takes them, or a published set.")
-    ] = None,
+    data: Annotated[str | None, _option("As `equicam evaluate` takes it, or a published set.")] = None,
     model: Annotated[str, _option("Name from `equicam models`, or FILE.py:FACTORY.")] = "resnet50",
     weights: Annotated[str | None, _option("Weights file, published name, or random.", PUBLISHED)] = None,
-    backbone: Annotated[
-        str | None, _option("Network whose published numbers to compare with.", "--model")
-    ] = None,
+    backbone: Annotated[str | None, _option("Network of the published numbers.", "--model")] = None,
     domain: Annotated[str, _option("Domain of the domain tables: PatchCamelyon or RESISC45.", False)] = "",
     n: Annotated[int | None, _option("Take this many images, spread over the classes.", "all")] = None,
     split: Annotated[str | None, _option("Split of the source: train, test, …")] = None,
@@ -63,21 +59,13 @@ def reproduce(
     extra: Annotated[list[str] | None, _option("More weights by name: rotated=FILE, seed1=FILE.")] = None,
     classes: Annotated[str | None, _option("Class names of a zero-shot model, separated by commas.")] = None,
     costly: Annotated[bool, _option("Include methods with hundreds of passes per map.")] = False,
-    max_passes: Annotated[
-        int | None, _option("With --costly, the most passes per map.", "any", min=1)
-    ] = None,
+    max_passes: Annotated[int | None, _option("With --costly: most passes per map.", "any", min=1)] = None,
     only: Annotated[str | None, _option("With all: these experiments, separated by commas.")] = None,
-    minutes: Annotated[
-        float | None, _option("With all: stop after this time; can be resumed.", min=0.0)
-    ] = None,
-    page: Annotated[
-        Path | None, _option("Write this page, and plots, from the rows in --rows; run nothing.")
-    ] = None,
+    minutes: Annotated[float | None, _option("With all: stop then; it can be resumed.", min=0.0)] = None,
+    page: Annotated[Path | None, _option("Write this page from --rows, with plots; run nothing.")] = None,
     rows: Annotated[Path | None, _option("FOLDER/NETWORK/NAME.json: read by --page, written by all.")] = None,
     dtype: Annotated[str | None, _option("Compute in bfloat16 or float16.", "that of the weights")] = None,
-    compile_: Annotated[
-        bool, _option("Compile the network first to run it faster.", True, "--compile")
-    ] = False,
+    compile_: Annotated[bool, _option("Compile the network to run it faster.", True, "--compile")] = False,
     out: Annotated[Path, _option("Folder for rows and figures; resumed if it exists.")] = Path("reproduced"),
     device: Device = None,
     list_: Annotated[bool, _option("List every table and figure, or NAME's claims.", True, "--list")] = False,
@@ -146,9 +134,7 @@ def _print_experiments() -> None:
         table.add_row(name, str(len(one.claims) or ""), one.title, one.needs)
     answer("reproduce", {"experiments": listed})
     console.print(table)
-    say(
-        "equicam-paper reproduce NAME --list: the claims of one; a claim that two experiments answer counts with both"
-    )
+    say("equicam-paper reproduce NAME --list: the claims of one; one that two answer counts with both")
 
 
 def _print_claims(name: str) -> None:

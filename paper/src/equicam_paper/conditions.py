@@ -12,11 +12,7 @@ from equicam_paper.plots import DRIFT, Scatter
 from equicam_paper.rows import Both, Remark, Row, compare, correlation, not_run, number, scaled, with_verdict
 
 METHODS = {"Grad-CAM": "grad-cam", "EquiGrad-CAM": "equigrad-cam"}
-KINDS = {
-    "Eq unconditional": "all",
-    "Eq prediction-stable": "consistent",
-    "Eq confidence-weighted": "weighted",
-}
+KINDS = {"unconditional": "all", "prediction-stable": "consistent", "confidence-weighted": "weighted"}
 INTRODUCTION = "the introduction's is of the first 200 classes, its own table says 0.643"
 OfMethods = dict[str, ConditionalEq]
 
@@ -30,7 +26,7 @@ def conditional(context: Context) -> Iterator[Row]:
     for name, method in METHODS.items():
         for kind, field in KINDS.items():
             eq: Both[Estimate] = found.map(itemgetter(method)).map(attrgetter(field))
-            yield compare(f"{start}.{name}.{kind}", eq, label=f"{method}, {field}")
+            yield compare(f"{start}.{name}.Eq {kind}", eq, label=f"{method}, {field}")
     kept = found.clean["grad-cam"].consistency_rate
     yield compare(f"{start}.stable_rate", Both(kept, None), label="the top-1 is kept")
     yield compare(f"{start}.flip_rate", Both(scaled(kept, -1, 1), None), label="the top-1 flips")
@@ -71,11 +67,7 @@ def _largest_move(of: OfMethods) -> float:
     return max(abs(found.value - eg.all.value) for found in (eg.consistent, eg.weighted))
 
 
-BINS = {
-    "cond.bins.gc.lo": ("grad-cam", 0),
-    "cond.bins.gc.hi": ("grad-cam", -1),
-    "cond.bins.eg": ("equigrad-cam", -1),
-}
+BINS = {"gc.lo": ("grad-cam", 0), "gc.hi": ("grad-cam", -1), "eg": ("equigrad-cam", -1)}
 """The method and bin of each claim."""
 Bins = dict[str, list[tuple[str, Estimate]]]
 
@@ -84,7 +76,7 @@ def strata(context: Context) -> Iterator[Row]:
     """Eq in bins of the class probability; the paper's bin edges are not known, ours are fifths."""
     found = context.evaluate_both(list(METHODS.values()))
     first = context.on_first_classes(found).map(_bins)
-    for claim, (method, i) in BINS.items():
+    for claim, (method, i) in {f"cond.bins.{end}": of for end, of in BINS.items()}.items():
         (name, ours), (_, theirs) = first.clean[method][i], first.as_published[method][i]
         if ours.n and theirs.n:
             where = f"p in {name}" if method == "grad-cam" else "most confident bin"

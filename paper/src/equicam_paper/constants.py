@@ -51,9 +51,7 @@ INPUT_SIDE = 224
 IDENTICAL = 1e-5
 """Largest difference of two maps that are the same but for rounding."""
 PLOTTED = "a constant in the authors' figure script, of unknown origin; `equicam-paper reproduce cost` measures cost"
-IDENTITY = (
-    "an identity where the head pools before a linear layer: the gradient is the same at every position"
-)
+IDENTITY = "an identity where the head pools before a linear layer: the gradient is everywhere the same"
 CENTRED = "theirs is centred on the fused map, ours on the mean of the views"
 NO_STARS = "no stars here: tests give log10 p, which does not underflow"
 
@@ -87,9 +85,8 @@ def _constants(side: int) -> Iterator[Row]:
         yield by_definition(f"const.{name}", value, label=f"{name} = {value:g}")
     published = claims()["const.eq_angles"].values
     theirs, ours = (", ".join(f"{angle:g}" for angle in angles) for angles in (published, ANGLES))
-    yield checked(
-        "const.eq_angles", Both(None, None), ours == theirs, label=f"angles {ours}", published=theirs
-    )
+    same, label = ours == theirs, f"angles {ours}"
+    yield checked("const.eq_angles", Both(None, None), same, label=label, published=theirs)
     reach, (pad,) = side * (math.sqrt(2) - 1) / 2, claims()["const.pad_px"].values
     yield checked(
         "const.pad_px", Both(number(reach), None), reach <= pad, published=f"{pad:g}",

@@ -197,9 +197,7 @@ class Context:
         """
         if isinstance(methods, Mapping):  # kept tables go by name
             known, of = METHODS.keys() & methods.keys(), find_protocol(protocol)
-            if taken := [
-                name for name in methods if name in known and find_method(name, of) != methods[name]
-            ]:
+            if taken := [name for name in known if find_method(name, of) != methods[name]]:
                 raise ValueError(f"names of other methods: {', '.join(taken)}")
             sets: list[Methods] = [methods]
         else:

@@ -212,9 +212,8 @@ def t_sweep(context: Context) -> Iterator[Row]:
             yield compare(name, tables.map(_share, 1, t), label=f"share of the gain at T = {t}")
     for before, t in STEPS:
         points = tables.map(_share, before, t).map(scaled, 100)
-        yield compare(
-            f"{start}.add.T{t}", points, label=f"points of the gain that T = {t} adds to T = {before}"
-        )
+        label = f"points of the gain that T = {t} adds to T = {before}"
+        yield compare(f"{start}.add.T{t}", points, label=label)
     yield compare("", dip, label=DIP, reason="paired by image")
     yield compare(f"{start}.base.derived", tables.map(Evaluation.eq, "grad-cam"), label="grad-cam")
 

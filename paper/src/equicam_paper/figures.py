@@ -90,9 +90,8 @@ def figure_drift_strip(context: Context) -> Iterator[Row]:
     presented = to_display_images(context.model, x[i : i + 1])[0]
     images = to_display_images(context.model, rotated)
     how: dict[str, Any] = {"target": int(found.target[i])}
-    maps = {
-        m: explain(context.model, rotated, method=m, **how).map.double() for m in ("grad-cam", "equigrad-cam")
-    }
+    both = ("grad-cam", "equigrad-cam")
+    maps = {m: explain(context.model, rotated, method=m, **how).map.double() for m in both}
     back = {method: views.align(of[:, None], "reflect")[:, 0].clamp(0, 1) for method, of in maps.items()}
 
     def canonical(method: str) -> list[tuple[str, RgbImage]]:
@@ -107,9 +106,8 @@ def figure_drift_strip(context: Context) -> Iterator[Row]:
         ImageRow("EquiGrad-CAM, rotated back to the presented frame; r with the map at 0°, in the disc", canonical("equigrad-cam"), scale),
         ImageRow("Grad-CAM, rotated back as well (not in the paper's figure)", canonical("grad-cam"), scale),
     ]  # fmt: skip
-    yield write_images(
-        rows, "Maps of one image at five angles", context.out / "figure-drift-strip", inches=1.6
-    )
+    stem = context.out / "figure-drift-strip"
+    yield write_images(rows, "Maps of one image at five angles", stem, inches=1.6)
     for method, aligned in back.items():
         for angle, r in zip(ANGLES[1:], correlations(aligned)[1:], strict=True):
             yield from _known(r, f"{method} at {angle}°: r with the map at 0°, in the disc")

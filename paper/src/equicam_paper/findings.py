@@ -96,11 +96,8 @@ def findings(kept: Kept) -> Iterator[str]:
     """Every finding that the rows, by folder and experiment, support."""
     networks, everywhere, costly = {}, {}, {}
     for folder, experiments in kept.items():
-        rows = {
-            name: Rows({row.label: row for row in one.ran})
-            for name, one in experiments.items()
-            if _enough(one)
-        }
+        enough = {name: one for name, one in experiments.items() if _enough(one)}
+        rows = {name: Rows({row.label: row for row in one.ran}) for name, one in enough.items()}
         data, _, network = folder.removesuffix("-costly").rpartition("-")
         title = TITLES.get(network, network)
         if folder.endswith("-costly"):
@@ -163,18 +160,13 @@ def _signed(mean: int | float, low: int | float, high: int | float) -> str:
 
 
 def _coverage(of: Networks) -> str:
-    labels, methods = (
-        (COVERAGE, "grad-cam", "equigrad-cam"),
-        ("ignores the image", "Grad-CAM", "EquiGrad-CAM"),
-    )
-    theirs, ours = (
-        sum(rows.is_above(*labels[:2], protocol) for rows in of.values()) for protocol in PROTOCOLS
-    )
+    labels = {COVERAGE: "ignores the image", "grad-cam": "Grad-CAM", "equigrad-cam": "EquiGrad-CAM"}
+    theirs, ours = (sum(rows.is_above(COVERAGE, "grad-cam", by) for rows in of.values()) for by in PROTOCOLS)
     return _finding(
         f"The zero-filled full square {'rewards' if theirs else 'does not reward'} ignoring the image.",
         f"The vignette of 18 zero-filled rotations, a map that ignores the image, is above Grad-CAM with {theirs} of "
         f"{len(of)} networks by the authors' protocol, and with {ours or 'none'} by ours.",
-        ["Eq", *(f"{method}, {by}" for by in PROTOCOLS.values() for method in methods)],
+        ["Eq", *(f"{method}, {by}" for by in PROTOCOLS.values() for method in labels.values())],
         ([name, *(one for by in PROTOCOLS for one in rows.shown(labels, by))] for name, rows in of.items()),
     )
 
@@ -193,9 +185,7 @@ def _offset(of: Networks) -> str:
         if names
     )
     if higher:
-        remark += (
-            " So part of what is published as drift of RISE is the step between the map and its corners."
-        )
+        remark += " So part of what is published as drift of RISE is the step to the corners."
     return _finding(
         "RISE in a frame of zeros.",
         "The authors' code stretches most maps to [0, 1] before it rotates them and fills the corners with zeros, but not those of "
@@ -328,9 +318,8 @@ def _rotated_training(of: Networks, constant: Mapping[str, float]) -> str:
     )
     remark = ""
     if ahead and adds and raises:
-        holds = [
-            f"{sum(sign == 1 for sign in found.values())} of {len(found)}" for found in (ahead, adds, raises)
-        ]
+        signs = ([*found.values()] for found in (ahead, adds, raises))
+        holds = [f"{found.count(1)} of {len(found)}" for found in signs]
         others = "; ".join(name for name, sign in ahead.items() if sign != 1)
         remark = (
             f"With several fine-tunes, Grad-CAM after rotated training stays below EquiGrad-CAM without it in {holds[0]}"
@@ -376,9 +365,8 @@ def _signals(of: Networks, constant: Mapping[str, float]) -> str:
     remark = ""
     if chance:
         listed = "; ".join(name + found for name, found in chance.items())
-        remark += (
-            f" PEUM is not above chance with its whole interval, or not with every fine-tune, on {listed}."
-        )
+        why = "with its whole interval, or not with every fine-tune"
+        remark += f" PEUM is not above chance {why}, on {listed}."
     if any(constant[name] > 0 for name in chance):
         remark += " Constant maps, whose Eq counts 0 and whose PEUM is 0, lower what PEUM finds; `equicam triage` ranks them first."
     if tied := [f"{name}: {constant[name]:.0%} are" for name in of if constant[name] > MANY_CONSTANT]:

@@ -281,12 +281,8 @@ def initial_model(arch: str, weights: str | Path | None, classes: int) -> Model:
     head = head_name(model.module).split(".")[0]
     unknown = [key for key in given if key not in fitting and not key.startswith(head)]
     if unknown or len(fitting) < len(given) / 2:
-        what, needs, fix = (
-            f"weights {file.name!r}",
-            f"tensors of {arch}, except the head",
-            "the architecture of these",
-        )
-        raise EquicamError(what, needs, f"others: {unknown[:3]}", fix)
+        needs, got = f"tensors of {arch}, except the head", f"others: {unknown[:3]}"
+        raise EquicamError(f"weights {file.name!r}", needs, got, "the architecture of these")
     model.module.load_state_dict(fitting, strict=False)
     return model
 
@@ -320,9 +316,7 @@ def _split(items: Sequence[Item], seed: int) -> tuple[list[Item], list[Item], tu
     labelled = sorted((i for i in items if i.label is not None), key=lambda i: i.id)
     classes = tuple(sorted({str(i.label) for i in labelled}))
     if len(classes) < 2:
-        raise EquicamError(
-            "finetune", "images of two classes or more", f"{len(classes)}", "a labelled source"
-        )
+        raise EquicamError("finetune", "images of two classes or more", len(classes), "a labelled source")
     rng = np.random.default_rng(seed)
     learn: list[Item] = []
     held_out: list[Item] = []

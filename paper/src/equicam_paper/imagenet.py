@@ -104,9 +104,8 @@ def _synsets_by_class(meta: Path) -> dict[str, str]:
         return {str(number): valid_utf8(synset) for number, synset in pairs if 1 <= number <= 1000}
     except Exception as error:  # whatever is wrong with it; SciPy may also end this process
         what, needs = f"file {str(meta)!r}", "synsets with ILSVRC2012_ID and WNID"
-        raise EquicamError(
-            what, needs, valid_utf8(repr(error)[:200]), "a fresh copy of the devkit"
-        ) from error
+        got = valid_utf8(repr(error)[:200])
+        raise EquicamError(what, needs, got, "a fresh copy of the devkit") from error
 
 
 def _in_devkit(root: Path, name: str) -> Path | None:

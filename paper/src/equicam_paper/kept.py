@@ -95,11 +95,8 @@ def _row(found: dict[str, Any]) -> Row:
     if found["verdict"] not in VERDICTS:
         raise ValueError(found["verdict"])
     known = claims().get(found.get("claim", ""))
-    given = {
-        "claim": "",
-        "label": known.label if known else "",
-        "published": known.text if known else "",
-    } | found
+    label, published = (known.label, known.text) if known else ("", "")
+    given = {"claim": "", "label": label, "published": published} | found
     for name in ("clean", "as_published"):
         given[name] = (of := found.get(name)) and Estimate(**of | _numbers({end: of[end] for end in ENDS}))
     for name in ("reason", "why"):

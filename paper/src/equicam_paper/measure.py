@@ -35,9 +35,8 @@ SCORE_CAM_WEIGHTS = (
 def eq_row(claim: str, found: Both[Evaluation], method: str, *, reason: str = "", first: bool = False) -> Row:
     """Eq of a method, maybe on images of the first classes; without a claim it stands alone."""
     label = f"{method}, first classes" if first else method
-    return compare(
-        claim, found.map(Evaluation.eq, method), label=label, reason=reason, of_first_classes=first
-    )
+    eq = found.map(Evaluation.eq, method)
+    return compare(claim, eq, label=label, reason=reason, of_first_classes=first)
 
 
 def stretched_row(context: Context, found: Both[Evaluation], method: str) -> Row:

@@ -25,6 +25,7 @@ from equicam_paper.tables import interval, markdown, random_weights_tables
 
 HERE = Path(__file__).parent
 TEXTS: dict[str, dict[str, Any]] = tomllib.loads((HERE / "page.toml").read_text())
+ROTATED_TITLE = "Three fine-tunes with rotated images"
 FIRST_TABLES = ("main", "domains")
 """The experiments that the page's table of a network begins with."""
 NEAREST = ("costly", "note", "command", "network")
@@ -189,17 +190,12 @@ def _section(
     text = f"# {about.get('title', folder)}\n\n"
     text += "".join(f"    {line}\n" for line in about.get("commands", ())) + "\n" * ("commands" in about)
     text += f"{about['remark']}\n\n" if "remark" in about else ""
-    ran = {
-        name: (of, describe(of.provenance))
-        for name, of in experiments.items()
-        if of.ran and name not in FIGURES
-    }
+    shown = {name: of for name, of in experiments.items() if of.ran and name not in FIGURES}
+    ran = {name: (of, describe(of.provenance)) for name, of in shown.items()}
     usual = Counter(origin for _, origin in ran.values()).most_common(1)
     text += f"{usual[0][0]}.\n\n" if usual else ""
     for name, (of, origin) in ran.items():
-        title = (
-            "Three fine-tunes with rotated images" if name == ROTATED_SEEDS else load_experiment(name).title
-        )
+        title = ROTATED_TITLE if name == ROTATED_SEEDS else load_experiment(name).title
         text += f"## {title} (`{name}`)\n\n" + (f"{origin}.\n\n" if origin != usual[0][0] else "")
         plot = f"{folder}-{name}.png"
         text += f"![{title}]({plot})\n\n" if (plots / plot).is_file() else ""
@@ -248,9 +244,8 @@ def _counted_elsewhere(row: Row, folder: str, experiment: str, answers: Answers)
 
 def _not_run(answers: Answers, kept: Kept) -> str:
     """The commands that run what was not run."""
-    lines = Counter(
-        (one.experiment, _command(name, one)) for name, one in answers.items() if one.verdict == "not run"
-    )
+    left = {name: one for name, one in answers.items() if one.verdict == "not run"}
+    lines = Counter((one.experiment, _command(name, one)) for name, one in left.items())
     begun = {name for experiments in kept.values() for name in experiments} | {name for name, _ in lines}
     lines |= {(name, _typed(name)): 0 for name in EXPERIMENTS if name not in begun}
     order = sorted(lines.items(), key=lambda pair: [*EXPERIMENTS].index(pair[0][0]))
@@ -273,9 +268,8 @@ def _command(claim: str, one: Answer) -> str:
         return _typed(one.experiment)
     values, run = reason.values, f"equicam-paper reproduce {one.experiment} --data ILSVRC2012/val"
     if reason.code == "network":
-        how = (
-            "--costly --n 500" if METHOD_NAMES.get(claims()[claim].method) in FORWARD_PASSES else "--n 10000"
-        )
+        costly = METHOD_NAMES.get(claims()[claim].method) in FORWARD_PASSES
+        how = "--costly --n 500" if costly else "--n 10000"
         return f"about {values['network']}: `{run} --model {values['network']} {how}`"
     if reason.code == "costly":
         return f"{values['passes']} forward passes per map: `{run} --costly --n 500`"

@@ -209,9 +209,8 @@ def heading(kept: KeptRows) -> str:
     """Experiment, network and images."""
     name = kept.experiment.removesuffix("-rotated")
     n, where = kept.provenance.get("n"), kept.domain or kept.provenance.get("data", "")
-    count = (
-        f", n = {n:,}" if isinstance(n, int) and name != "cost" else ""
-    )  # of rounds, which its panel counts
+    # of rounds, which its panel counts
+    count = f", n = {n:,}" if isinstance(n, int) and name != "cost" else ""
     return f"{load_experiment(name).title}\n{kept.backbone}, {where}{count}"
 
 
@@ -249,9 +248,9 @@ def panels_of(kept: KeptRows) -> list[Panel]:
     rows = [row for row in kept.ran if _known(row.clean) or _known(row.as_published)]
     if name in FIGURES or not rows:
         return []
-    drawn = PANELS.get(name)
+    own = PANELS.get(name)
     known = EXPERIMENTS[name].get("panels")
-    panels = drawn(rows) if drawn else bars(rows, *known) if known is not None else _everything(rows)
+    panels = own(rows) if own else bars(rows, *known) if known is not None else _everything(rows)
     return [panel for panel in panels if not isinstance(panel, Bars) or panel.rows]
 
 
@@ -296,11 +295,8 @@ def bars(rows: Sequence[Row], *panels: tuple[str, str, str]) -> list[Panel]:
 
 def _everything(rows: Sequence[Row]) -> list[Panel]:
     """All rows between −1.5 and 1.5, which share a scale."""
-    small = [
-        row
-        for row in rows
-        if all(abs(e.value) <= 1.5 for e in (row.clean, row.as_published) if e and _known(e))
-    ]
+    of = {row.label: [e.value for e in (row.clean, row.as_published) if e and _known(e)] for row in rows}
+    small = [row for row in rows if all(abs(value) <= 1.5 for value in of[row.label])]
     return [Bars("measured and published", "value", [(row.label, row) for row in small])]
 
 
@@ -407,11 +403,9 @@ def random_weights_panels(rows: Sequence[Row]) -> list[Cells]:
     ):
         found = {one: dict(_pick(rows, rf"(.+), {one}: {label}(?: with .+)?")) for one in columns}
         methods = dict.fromkeys(name for of in found.values() for name in of)
-        of_columns = {
-            m: [found[one][m].clean if m in found[one] else None for one in columns] for m in methods
-        }
-        if of_columns:
-            panels.append(Cells(title, label, limits, columns, [*of_columns.items()], constant))
+        cells = {m: [of[m].clean if m in of else None for of in found.values()] for m in methods}
+        if cells:
+            panels.append(Cells(title, label, limits, columns, [*cells.items()], constant))
     return panels
 
 

@@ -22,10 +22,7 @@ if TYPE_CHECKING:
     from equicam_paper.context import Context
 
 AUTHORS_SEED = 42
-FILES_PER_CLASS, TAKEN_PER_CLASS = (
-    15,
-    10,
-)  # the first 15 validation images of every class are kept, ten of them drawn
+FILES_PER_CLASS, TAKEN_PER_CLASS = 15, 10  # the first validation images of every class; those drawn of them
 COMMIT = "EQUICAM_COMMIT"  # in the environment: the commit of a copy of the source that is no clone
 
 

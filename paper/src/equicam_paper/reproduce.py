@@ -135,9 +135,7 @@ PASSES = {"shared": 300} | {name: of.get("passes", 0) for name, of in EXPERIMENT
 """Forward passes per image by both protocols, roughly; none for those that read the shared evaluation."""
 COSTLY_PASSES = {name: of["costly_passes"] for name, of in EXPERIMENTS.items() if "costly_passes" in of}
 """With --costly; those of `main` follow from its methods."""
-MAPS_PER_IMAGE = (
-    8  # the presented image and seven rotations; both protocols share the scores of masked images
-)
+MAPS_PER_IMAGE = 8  # presented and seven rotations; both protocols share the scores of masked images
 
 
 @dataclass(frozen=True)

@@ -190,10 +190,8 @@ def _chance_and_p(seeds: Sequence[Both[Pair]], domain: str) -> Iterator[Row]:
     chance = seeds[0].map(lambda pair: number(IN_TENTH(0 * pair.drift, pair.drift), len(pair.drift)))
     label = "a signal without information"
     yield with_verdict("peum.random", chance, "by definition", label=label, reason="chance")
-    each = [
-        pair.map(lambda one: statistics.pearson(one.signal, one.drift, group=one.group).log10_p)
-        for pair in seeds
-    ]
+    r = (pair.map(lambda one: statistics.pearson(one.signal, one.drift, group=one.group)) for pair in seeds)
+    each = [one.map(lambda found: found.log10_p) for one in r]
     found = Both.together(each).map(max).map(number, len(seeds[0].clean.drift))
     of_both = f"the claim is about both domains, this is {domain} alone"
     yield with_verdict("peum.p", found, "undecided", label="log10 p of r", reason=of_both)

@@ -99,7 +99,7 @@ def as_latex(rows: Sequence[Row], title: str, provenance: str) -> str:
     if matrices := random_weights_tables(rows):
         return start + "".join(
             _latex_table(
-                f"{title}. {of.title}", ["", *of.columns], [[name, *of.rows[name]] for name in of.rows]
+                f"{title}. {of.title}", ["", *of.columns], [[n, *cells] for n, cells in of.rows.items()]
             )
             for of in matrices
         )

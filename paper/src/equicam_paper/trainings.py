@@ -193,10 +193,8 @@ def cub_rotation(context: Context) -> Iterator[Row]:
     either = Both.together([_mean_of_seeds(measured[f"EG Eq {name}"]) for name in WEIGHTS])
     plain, rotated = (one.value for one in either.clean if one)
     lower = either.map(lambda of: min((e for e in of if e), key=lambda e: e.value))
-    reason, label = (
-        f"by our protocol {plain:.3f} plain, {rotated:.3f} rotated",
-        "EG Eq, the lower of both models",
-    )
+    reason = f"by our protocol {plain:.3f} plain, {rotated:.3f} rotated"
+    label = "EG Eq, the lower of both models"
     yield compare("rotaug.CUB.EG Eq either model", lower, label=label, reason=reason)
 
 
