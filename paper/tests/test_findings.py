@@ -113,10 +113,8 @@ def test_one_fine_tune_is_listed_and_counted_nowhere():
     name = "rotation-augmentation"
     (text,) = findings({folder: {name: kept(name, *rows)} for folder, rows in sources.items()})
     assert "stays below EquiGrad-CAM without it in 1 of 1. " in text
-    assert (
-        "listed and not counted: fine-tunes differ by more than the interval of one says (VGG-16, aerial)"
-        in text
-    )
+    assert "listed and not counted" in text
+    assert "(VGG-16, aerial)." in text
     assert "| VGG-16, aerial | 1 | 0.600 |" in text
 
 
@@ -154,9 +152,7 @@ def test_the_soft_gate_follows_the_paired_interval(change, beyond):
     assert f"with no network on the first fifth of the classes, and with {moved} on all classes." in text
     assert ("is load-bearing with ResNet-50." in text) == beyond
     assert ("is not shown to be load-bearing." in text) == (not beyond)
-    both = [
-        f"{v:+.3f} [{v - 0.004:+.3f}, {v + 0.004:+.3f}]" for v in (0.001, change) for _ in plots.PROTOCOLS
-    ]
+    both = [f"{v:+.3f} [{v - 0.004:+.3f}, {v + 0.004:+.3f}]" for v in (0.001, 0.001, change, change)]
     assert f"| ResNet-50 | {' | '.join(both)} |" in text
 
 
@@ -208,8 +204,8 @@ def test_signals_name_chance_and_constant_maps(found, constant):
     (text,) = found_in(AERIAL, triage=rows)
     where = " (below chance)" if found == 0.05 else ""
     assert (f"not with every fine-tune, on ResNet-50, aerial{where}. " in text) == (found < 0.1)
-    assert ("(ResNet-50, aerial: 25% are, as the mean" in text) == (constant == 0.25)
-    assert ("lower what PEUM finds where there are any" in text) == (found < 0.1)
+    assert ("(ResNet-50, aerial: 25% are)" in text) == (constant == 0.25)
+    assert ("lower what PEUM finds; " in text) == (found < 0.1)
     assert "were not counted" not in text
     (text,) = found_in(AERIAL, triage=rows[:1])
     assert "Constant maps were not counted in these tables on ResNet-50, aerial. " in text

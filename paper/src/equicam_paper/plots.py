@@ -288,7 +288,7 @@ def _pick(rows: Sequence[Row], form: str) -> list[tuple[str, Row]]:
     return [(match.group(1), row) for match, row in found if match]
 
 
-def bars(rows: Sequence[Row], *panels: tuple[str, str, str]) -> list[Panel]:
+def bars(rows: Sequence[Row], *panels: Sequence[str]) -> list[Panel]:
     """A panel of bars for each title, unit, and pattern of labels."""
     return [Bars(title, ylabel, _pick(rows, form)) for title, ylabel, form in panels]
 
