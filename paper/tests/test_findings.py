@@ -130,7 +130,7 @@ GIVEN, RANDOM = "equigrad-cam, weights as given: Eq", "equigrad-cam, all random:
 
 
 @pytest.mark.parametrize(
-    ("random", "words"), [(0.98, "in 1 of 1, up to 0.980"), (0.5, "in none of 1, at most 0.500")]
+    ("random", "words"), [(0.98, "1 of 1, up to 0.980"), (0.5, "none of 1, at most 0.500")]
 )
 def test_random_weights_follow_the_numbers(random, words):
     networks = Remark("networks", {"by_seed": [0.5, 0.6], "floor": 0.1, "constant": 0.0})
@@ -228,9 +228,8 @@ def test_signals_name_chance_of_single_fine_tunes(seeds, words):
     assert ("not above chance" in text) == bool(words)
 
 
-@pytest.mark.parametrize(
-    ("value", "word"), [(0.9, "rewards"), (0.5, "does not reward"), (0.704, "does not reward")]
-)
-def test_ignoring_the_image_can_say_no(value, word):
+@pytest.mark.parametrize(("value", "rewards"), [(0.9, True), (0.5, False), (0.704, False)])
+def test_ignoring_the_image_can_say_no(value, rewards):
     (text,) = found_in(main=levels(**{"grad-cam": 0.7, COVERAGE: value, "equigrad-cam": 0.95}))
+    word = "rewards" if rewards else "does not reward"
     assert f"The zero-filled full square {word} ignoring the image" in text

@@ -45,9 +45,8 @@ def in_domain(tiles, out, tuned):
     arch, files = tuned
 
     def make(domain="RESISC45", more=(), **options):
-        return Context(
-            equicam.load(arch), tiles, out, n=4, domain=domain, extra=files | dict(more), **options
-        )
+        extra = files | dict(more)
+        return Context(equicam.load(arch), tiles, out, n=4, domain=domain, extra=extra, **options)
 
     return make
 
@@ -275,9 +274,8 @@ def test_seeds(in_domain):
     each = [every[f"grad-cam, seed {i}"].clean for i in range(3)]
     assert all(one.n == 4 for one in each)
     assert every["grad-cam, mean"].clean.value == pytest.approx(np.mean([one.value for one in each]))
-    alike = answered(
-        "seeds", in_domain("PatchCamelyon", dict.fromkeys(("seed0", "seed2"), context.extra["seed1"]))
-    )
+    same = dict.fromkeys(("seed0", "seed2"), context.extra["seed1"])
+    alike = answered("seeds", in_domain("PatchCamelyon", same))
     for claim in ("seeds.gc.sd", "seeds.eg.sd", "acc_seed_sd"):
         assert alike[f"app.PatchCamelyon.{claim}"].clean.value == pytest.approx(0, abs=1e-12)
 
@@ -435,10 +433,8 @@ def test_localisation(birds, tiles, out):
 def test_label_region(patches, out):
     rows = answered("label-region", Context(cnn(), patches, out, domain="PatchCamelyon"))
     assert ran(rows) == set(rows)
-    rotated, first, drop = (
-        rows[f"label.Grad-CAM.{words}"].clean.value
-        for words in ("mass in disc rotated mean", "mass in disc 0deg", "drop")
-    )
+    sides = ("mass in disc rotated mean", "mass in disc 0deg", "drop")
+    rotated, first, drop = (rows[f"label.Grad-CAM.{side}"].clean.value for side in sides)
     assert drop == pytest.approx(first - rotated)
     uniform = rows["label.uniform null.mass in disc 0deg"]
     assert uniform.clean.value == pytest.approx(1 / 9, abs=0.02)  # the input is the whole patch: a ninth
@@ -508,10 +504,9 @@ def test_triage_is_also_against_angles_that_no_view_has(tiles, out):
     """As in the PEUM audit, whose numbers it has."""
     context = Context(cnn(), tiles, out)
     ours, audit = by_label("triage", context), by_label("peum-audit", context)
-    own = [ours[f"r of PEUM with 1 − Eq{end}"].clean.value for end in ("", ", off the grid")]
-    assert own == pytest.approx(
-        [audit[f"r of peum (full){end}"].clean.value for end in ("", ", off the grid")]
-    )
+    ends = ("", ", off the grid")
+    own = [ours[f"r of PEUM with 1 − Eq{end}"].clean.value for end in ends]
+    assert own == pytest.approx([audit[f"r of peum (full){end}"].clean.value for end in ends])
     assert own[0] != own[1]
 
 

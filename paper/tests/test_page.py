@@ -204,9 +204,7 @@ def test_the_page_has_a_line_per_method_of_random_weights(folder, tmp_path):
     given = networks("grad-cam, weights as given: Eq", 0.5)
     random = networks("grad-cam, all random: Eq", 0.6, by_seed=[0.0, 0.9], **of_networks)
     assert given.note == ""
-    assert random.note.startswith(
-        "by seed 0.000, 0.900; unrelated images -0.100; 27% of the maps are constant"
-    )
+    assert random.note.startswith("by seed 0.000, 0.900; unrelated images -0.100; 27% of the maps")
     dead = networks("grad-cam, all random: Eq", 0.6, by_seed=[NAN, 0.9], **of_networks)
     write_rows(tmp_path / "dead.json", kept("sanity", dead))
     assert read_rows(tmp_path / "dead.json").rows[0].note.startswith("by seed nan, 0.900")
@@ -258,9 +256,7 @@ def test_the_terminal_shows_random_weights_a_line_per_method_and_cuts_no_name(co
 @pytest.mark.parametrize(("method", "said"), [("rise-400", True), ("equigrad-cam", False)])
 def test_maps_that_are_all_constant_with_random_weights_are_named(folder, method, said):
     shares = {method: 1.0, "grad-cam": 0.4}
-    rows = [
-        networks(f"{m}, all random: Eq", 1 - share, floor=0.0, constant=share) for m, share in shares.items()
-    ]
+    rows = [networks(f"{m}, all random: Eq", 1 - s, floor=0.0, constant=s) for m, s in shares.items()]
     sane = kept("sanity", *rows)
     write_rows(folder / "resnet50/sanity.json", sane)
     text = section_of(folder, experiment="sanity")
@@ -297,9 +293,7 @@ def test_the_page_of_this_repository_is_what_its_rows_say(tmp_path, monkeypatch)
     monkeypatch.setattr(page, "write_page_plot", lambda _kept, _path: None)
     write_page(tmp_path / "reproduce.md", ROWS)
     text = (tmp_path / "reproduce.md").read_text()
-    assert text == (ROOT / "docs/reproduce.md").read_text(), (
-        "run equicam-paper reproduce --page docs/reproduce.md"
-    )
+    assert text == (ROOT / "docs/reproduce.md").read_text(), "equicam-paper reproduce --page …"
     assert text.count("\n") <= 300
     pages = {name: text for name, _, text in site_pages(ROWS, ROWS.parent)}
     assert pages.keys() == {path.name for path in ROWS.iterdir()} | {"not-run"}
@@ -360,9 +354,7 @@ def test_a_row_that_counts_elsewhere_says_where_and_nothing_about_its_own_verdic
     assert "margin" in few.note
     write_rows(folder / "resnet50-costly/main.json", kept("main", few, n=300))
     assert "| counted in `constants` of resnet50 |" in section_of(folder, "mobilenet_v2")
-    costly = section_of(folder, "resnet50-costly", "main").split(
-        "counted on 1,000 images, `main` of resnet50"
-    )[1]
+    costly = section_of(folder, "resnet50-costly", "main").split("`main` of resnet50")[1]
     assert "- grad-cam: of few images\n" in costly
     assert "margin" not in costly
 
@@ -733,10 +725,6 @@ def test_a_fine_tune_that_fails_leaves_the_others(script, tmp_path, capsys, at_o
     plan = script.Plan(tmp_path, tmp_path, tmp_path, tmp_path, None, 3, None, (), False, None, None, at_once)
     there = tmp_path / "there.safetensors"
     there.touch()
-    files = {
-        ("plain", 0): there,
-        ("rotated", 0): tmp_path / "missing/weights.safetensors",
-        ("plain", 1): there,
-    }
+    files = {("plain", 0): there, ("rotated", 0): tmp_path / "missing/weights", ("plain", 1): there}
     assert script.tune_all(plan, "no-such-data", "resnet18", "start.safetensors", files) == 1
     assert "fine-tune rotated0 failed: " in capsys.readouterr().out

@@ -266,9 +266,8 @@ def test_numbers_of_the_first_classes_need_a_sample_of_the_first_classes():
 def test_the_first_classes_are_the_first_fifth(context):
     labelled = replace(context, n=None)
     labelled.__dict__["sample"] = [Item(f"{i}", Path("x"), label=i % 10) for i in range(50)]
-    rows = [
-        {"id": str(i), "method": "grad-cam", "score": "eq", "region": "disc", "value": 0.5} for i in range(50)
-    ]
+    of = {"method": "grad-cam", "score": "eq", "region": "disc", "value": 0.5}
+    rows = [of | {"id": str(i)} for i in range(50)]
     table = Evaluation(pa.Table.from_pylist(rows, schema=SCHEMA))
     found = labelled.on_first_classes(Both(table, table)).clean.table
     assert sorted(int(i) % 10 for i in found["id"].to_pylist()) == [0] * 5 + [1] * 5
@@ -425,12 +424,13 @@ def test_no_measurement_matches_both_sides_of_a_comparison(one, other):
         assert [judged(name, value).verdict for name in (one, other)].count("matches") < 2
 
 
-SMALL_EFFECTS = {
-    "label.AugCAM unaligned.drop": -0.0015,
-    "tsweep.resnet50.add.T12": -0.2,
+SMALL_EFFECTS = {"label.AugCAM unaligned.drop": -0.0015, "tsweep.resnet50.add.T12": -0.2}
+SMALL_EFFECTS |= {
     "cond.corr.var": 0.0,
+    "const.clip.eg": 0.0,
+    "cub.iou.resnet50.eg": 0.609,
+    "app.RESISC45.EquiGrad-CAM.Del": 0.373,
 }
-SMALL_EFFECTS |= {"const.clip.eg": 0.0, "cub.iou.resnet50.eg": 0.609, "app.RESISC45.EquiGrad-CAM.Del": 0.373}
 
 
 def test_the_other_side_of_a_comparison_never_matches_however_small_the_effect():
@@ -627,9 +627,8 @@ def test_the_command_refuses_weights_that_are_not_there_and_says_what_stands_alo
     assert result.exit_code == 0, result.output
     assert "the paper has no network resnet5 (resnet50, vgg16, vit_b_16)" in result.output
     assert "the paper has no domain RESISC (PatchCamelyon, RESISC45)" in result.output
-    result = run.invoke(
-        app, ["reproduce", "main", "--data", str(tmp_path / "nowhere"), "--model", "nonsense"]
-    )
+    nowhere = ["--data", str(tmp_path / "nowhere"), "--model", "nonsense"]
+    result = run.invoke(app, ["reproduce", "main", *nowhere])
     assert "nowhere" in result.output
     assert "nonsense" not in result.output
 
