@@ -150,15 +150,14 @@ def _networks(kept: Kept, answers: Answers) -> str:
     for folder, experiments in kept.items():
         lines = found.setdefault(section_title(folder.removesuffix("-costly")), {})
         for name, of in experiments.items():
-            first = name in FIRST_TABLES
             for row in of.ran:
-                wanted = (
-                    not row.label.endswith((", insertion", ", deletion"))
-                    if first
-                    else row.verdict in ("differs", "artefact")
-                    and not _counted_elsewhere(row, folder, name, answers)
-                )
-                label = row.label if first else f"`{name}`: {row.label}"
+                label, wanted = row.label, not row.label.endswith((", insertion", ", deletion"))
+                if name not in FIRST_TABLES:
+                    elsewhere = _counted_elsewhere(row, folder, name, answers)
+                    label, wanted = (
+                        f"`{name}`: {label}",
+                        row.verdict in ("differs", "artefact") and not elsewhere,
+                    )
                 if wanted:
                     lines.setdefault(label, [label, *_cells(row), _verdict(row)])
     return "\n".join(f"## {title}\n\n{_narrow([*lines.values()])}" for title, lines in found.items() if lines)
