@@ -26,8 +26,7 @@ METHODS = {
     "Transformer Attribution": "transformer-attribution",
 }
 """The paper's method names and ours."""
-METRICS = {"Eq": "eq", "Ins": "insertion", "Del": "deletion"}
-"""The paper's metric names and ours."""
+METRICS = {"Eq": "eq", "Ins": "insertion", "Del": "deletion"}  # the paper's metric names and ours
 NETWORKS = ("resnet50", "vgg16", "vit_b_16")  # the paper's, on ImageNet
 TITLES = {
     "resnet50": "ResNet-50",

@@ -44,12 +44,9 @@ from equicam_paper.rows import (
 METHODS = ("grad-cam", "grad-cam++", "layer-cam", "aug-cam", "equigrad-cam+pcf", "equigrad-cam")
 IMAGES = 8
 IMAGES_PER_BATCH = 16
-FLAT = {"blank", "constant"}
-"""Flags of a map that shows nothing."""
-INPUT_SIDE = 224
-"""Of the paper's images, in pixels."""
-IDENTICAL = 1e-5
-"""Largest difference of two maps that are the same but for rounding."""
+FLAT = {"blank", "constant"}  # flags of a map that shows nothing
+INPUT_SIDE = 224  # of the paper's images, in pixels
+IDENTICAL = 1e-5  # largest difference of two maps that are the same but for rounding
 PLOTTED = "a constant in the authors' figure script, of unknown origin; `equicam-paper reproduce cost` measures cost"
 IDENTITY = "an identity where the head pools before a linear layer: the gradient is everywhere the same"
 CENTRED = "theirs is centred on the fused map, ours on the mean of the views"

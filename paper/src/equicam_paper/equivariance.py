@@ -137,11 +137,9 @@ def _by_angle(found: Evaluation, method: str) -> dict[float, Estimate]:
     return dict(summary.by_angle(found.table, method, region=found.region))
 
 
-SIGMAS = (2, 4, 8, 16, 32, 64)
-"""Of the blur, in pixels; the paper stops at 16."""
+SIGMAS = (2, 4, 8, 16, 32, 64)  # of the blur, in pixels; the paper stops at 16
 BLURRED = "grad-cam@blur-{}"
-CHANGE_BY_BLUR = "σ = {} − unblurred"
-"""The label of Eq with a blurred map minus Eq with the map as it is."""
+CHANGE_BY_BLUR = "σ = {} − unblurred"  # the label of Eq with a blurred map minus Eq with the map as it is
 
 
 def blur(context: Context) -> Iterator[Row]:
@@ -163,8 +161,7 @@ def blur(context: Context) -> Iterator[Row]:
 
 GAMMAS = (0.0, 0.25, 0.5, 1.0, 2.0)
 CHANGE_BY_GATE = "γ = 2 − γ = 0"
-CHANGE_ON_FIRST = f"{CHANGE_BY_GATE}, first classes"
-"""Of the classes that the published range is of."""
+CHANGE_ON_FIRST = f"{CHANGE_BY_GATE}, first classes"  # of the classes that the published range is of
 
 
 def soft_gate(context: Context) -> Iterator[Row]:

@@ -28,10 +28,8 @@ from equicam_paper.signals import CONSTANT, OFF_GRID_LABEL
 from equicam_paper.tables import interval, markdown
 from equicam_paper.trainings import ALIGNED_ABOVE_TRAINED, ALIGNED_AND_TRAINED, TRAINED_ABOVE_PLAIN
 
-CHANCE = 0.1
-"""The share of the worst tenth that a signal without information finds in a tenth."""
-MANY_CONSTANT = 0.1
-"""The share of constant maps above which the worst tenth is a part of them."""
+CHANCE = 0.1  # the share of the worst tenth that a signal without information finds in a tenth
+MANY_CONSTANT = 0.1  # the share of constant maps above which the worst tenth is a part of them
 PROTOCOLS = {"as_published": "theirs", "clean": "ours"}
 
 
@@ -88,8 +86,7 @@ class Rows:
         return signs[0] if len({*signs}) == 1 else 0
 
 
-Networks = Mapping[str, Rows]
-"""The rows of an experiment by the network, and the data, that they are of."""
+Networks = Mapping[str, Rows]  # the rows of an experiment by the network, and the data, that they are of
 
 
 def findings(kept: Kept) -> Iterator[str]:

@@ -38,8 +38,7 @@ from equicam.shards import differences, plain, write_atomic
 from equicam_paper.benchmarks import find_items
 
 HELD_OUT = 0.10  # of every class's training images, which early stopping measures on
-CHECKPOINT_SECONDS = 60.0
-"""Between two checkpoints at least: each is four times as large as the weights."""
+CHECKPOINT_SECONDS = 60.0  # between two checkpoints at least: each is four times as large as the weights
 
 
 @dataclass(frozen=True)

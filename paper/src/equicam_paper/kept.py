@@ -13,8 +13,7 @@ from equicam_paper import EXPERIMENTS
 from equicam_paper.claims import NETWORKS, claims
 from equicam_paper.rows import VERDICTS, Remark, Row, judge_again, only_of_the_papers
 
-DIGITS = 6
-"""Significant digits that a kept number has."""
+DIGITS = 6  # significant digits that a kept number has
 ROTATED_SEEDS = "seeds-rotated"
 """The seeds of the networks trained with rotated images: the same experiment on other weights."""
 _OTHER_FILES = ("section.json", "evaluations.json")
@@ -36,8 +35,7 @@ class KeptRows:
         return tuple(row for row in self.rows if row.verdict != "not run")
 
 
-Kept = dict[str, dict[str, KeptRows]]
-"""Rows by folder and experiment."""
+Kept = dict[str, dict[str, KeptRows]]  # rows by folder and experiment
 
 
 def write_rows(path: Path, kept: KeptRows) -> None:

@@ -14,8 +14,7 @@ CAPS = {
     "eq": 0.03, "share": 0.05, "correlation": 0.06, "percent": 5.0, "points": 1.0, "ratio": 0.5, "lift": 0.25, "mass": 0.02,
 }  # fmt: skip
 """The largest margin by kind of quantity."""
-ENDS_AT_ONE = ("eq", "share")
-"""Kinds of quantities that cannot be above 1."""
+ENDS_AT_ONE = ("eq", "share")  # kinds of quantities that cannot be above 1
 KINDS = (
     (r"(app\.|clip\.|vitl\.)?gain", "percent"),
     (r".*\.add\.T|.*acc_seed_sd", "points"),
@@ -171,8 +170,7 @@ SHORT = {"GC": "Grad-CAM", "EG": "EquiGrad-CAM", "Grad-CAM single view": "Grad-C
 """One name for a method that tables call differently."""
 STAGES_OF_EQ = ("final map", "published Grad-CAM (main)")
 """Stages of the decomposition that are Grad-CAM's map itself."""
-COMPLEMENTS = {"cond.resnet50.flip_rate": "cond.resnet50.stable_rate"}
-"""Claims that are 1 − another one."""
+COMPLEMENTS = {"cond.resnet50.flip_rate": "cond.resnet50.stable_rate"}  # claims that are 1 − another one
 Quantity = tuple[str, str, str, str]
 FIRST = "first classes"
 

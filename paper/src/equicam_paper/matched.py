@@ -17,8 +17,7 @@ from equicam_paper.rows import Both, Remark, Row, compare, costly, not_run, note
 
 POPULATION = 10_000  # the paper's images: samples are shares of them, so that a prefix covers as many classes
 GC, EG, AUGMENTED, RECIPRO, RISE = "grad-cam", "equigrad-cam", "aug-score-cam", "recipro-cam", "rise"
-SHORT = {"vgg16": "vgg", "vit_b_16": "vit"}
-"""The paper's short names of networks in claims."""
+SHORT = {"vgg16": "vgg", "vit_b_16": "vit"}  # the paper's short names of networks in claims
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,7 @@ class Samples:
         return statistics.compare(ours.value, theirs.by_id(ours.ids), group=ours.group).difference
 
 
-Quantities = dict[str, Callable[[Samples], Estimate]]
-"""What each claim measures."""
+Quantities = dict[str, Callable[[Samples], Estimate]]  # what each claim measures
 
 
 def _cheap(network: str) -> Quantities:

@@ -20,8 +20,7 @@ from equicam_paper.claims import claims
 from equicam_paper.context import Context, Evaluation
 from equicam_paper.rows import Both, Row, compare, note, number, scaled, too_few, with_verdict
 
-SIGNIFICANCE = 0.05
-"""p above which a difference is called not significant."""
+SIGNIFICANCE = 0.05  # p above which a difference is called not significant
 NO_LABEL = "labels that are the model's classes"
 STRETCHED = "{}, stretched to [0, 1]"
 """A map that the authors rotate as it is, had they stretched it as they do most others."""

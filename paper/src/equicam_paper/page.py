@@ -26,8 +26,7 @@ from equicam_paper.tables import interval, markdown, random_weights_tables
 HERE = Path(__file__).parent
 TEXTS: dict[str, dict[str, Any]] = tomllib.loads((HERE / "page.toml").read_text())
 ROTATED_TITLE = "Three fine-tunes with rotated images"
-FIRST_TABLES = ("main", "domains")
-"""The experiments that the page's table of a network begins with."""
+FIRST_TABLES = ("main", "domains")  # the experiments that the page's table of a network begins with
 NEAREST = ("costly", "note", "command", "network")
 """Reasons of runs that came near to a claim, the nearest first: the right network, then the right domain."""
 

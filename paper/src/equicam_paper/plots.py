@@ -30,15 +30,13 @@ DPI, PAGE_DPI = 200, 110
 MANY_BARS = 10  # more of them need the width of two panels
 MAX_POINTS = 3000
 TEXT_BAND = 0.22  # of a scatter's height, above its marks, for r and p
-FIGURES = ("figure-pipeline", "figure-signal-noise", "figure-drift-strip")
-"""Experiments that are figures."""
+FIGURES = ("figure-pipeline", "figure-signal-noise", "figure-drift-strip")  # experiments that are figures
 ON_PAGE = ("main", "t-sweep", "angles", "causal", "rotation-augmentation", "sanity")
 """Plots of the documentation."""
 RANDOM_WEIGHTS = ("weights as given", "head random", "last quarter random", "last half random", "all random")
 """The steps of `sanity`."""
 Points = Sequence[tuple[float, Estimate | None]]
-Series = tuple[str, str, str, Points]
-"""Name, colour, style and points of a line."""
+Series = tuple[str, str, str, Points]  # name, colour, style and points of a line
 Named = Sequence[tuple[str, Row]]
 
 

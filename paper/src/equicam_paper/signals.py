@@ -108,8 +108,7 @@ def scatter_signals(context: Context) -> list[Scatter]:
     ]
 
 
-WORST = 0.10
-"""The share of images, with the lowest Eq of Grad-CAM, that a reviewer should find."""
+WORST = 0.10  # the share of images, with the lowest Eq of Grad-CAM, that a reviewer should find
 IN_TENTH = partial(statistics.capture, budget=WORST)
 IN_FIFTH = partial(statistics.capture, budget=0.2, worst=WORST)
 LIFT = partial(statistics.capture_lift, budget=WORST)
