@@ -138,7 +138,7 @@ def test_random_weights_follow_the_numbers(random, words):
     without = [measured("", 0.7, GIVEN)]
     sane = {"vgg16": without, "resnet50": [measured("", 0.97, GIVEN), row]}
     (text,) = findings({folder: {"sanity": kept("sanity", *rows)} for folder, rows in sane.items()})
-    assert f"by intervals that do not overlap, {words} (ResNet-50, ImageNet, trained 0.970)" in text
+    assert f"by intervals that do not overlap, in {words} (ResNet-50, ImageNet, trained 0.970)" in text
     assert "the mean of 2 random networks." in text
     assert "constant, which count 0" not in text
     assert found_in("vgg16", sanity=without) == []
