@@ -44,7 +44,7 @@ lint: setup ## run ruff, and check the imports between layers and the words
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python scripts/check_words.py
 
-size: setup ## count lines, modules and public names, beside their limits
+size: setup ## count lines, modules and public names, next to their limits
 	$(BIN)/python scripts/size.py
 
 types: setup ## run mypy, strict

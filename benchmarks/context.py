@@ -124,10 +124,7 @@ def _seconds(call: Any, *args: Any) -> float:
 def _eq(rows: Any, method: str) -> dict[str, Any]:
     every = pick(rows, "eq", method, "disc", each_angle=True)
     off = np.isin(every.angles, OFF_GRID)
-    return {
-        "eq": _estimate(every.value, every.ids),
-        "off_grid": _estimate(every.value[off], every.ids[off]),
-    }
+    return {"eq": _estimate(every.value, every.ids), "off_grid": _estimate(every.value[off], every.ids[off])}
 
 
 def _mean(column: Any) -> dict[str, float]:

@@ -6,8 +6,6 @@ Every round times each contender once, in turn; a ratio is the median over round
 that a noisy machine disturbs both sides alike. Networks have random weights: time does not depend on them.
 """
 
-import argparse
-import copy
 import statistics
 import time
 from collections.abc import Callable
@@ -15,19 +13,14 @@ from collections.abc import Callable
 import timm
 import torch
 import torchvision
-from captum.attr import LayerGradCam
-from pytorch_grad_cam import GradCAM
-from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from torch import nn
-from torchcam.methods import GradCAM as TorchcamGradCAM
 
 import equicam
 from equicam.readers.forward import views_that_fit
-
-Run = Callable[[], object]
+from peers import PEER, Run, parse_rounds, peers, tokens_to_grid
 
 
 def forward(net: nn.Module, views: torch.Tensor, dtype: torch.dtype | None = None) -> Run:
@@ -50,9 +43,7 @@ def forward(net: nn.Module, views: torch.Tensor, dtype: torch.dtype | None = Non
 
 def contenders(net: nn.Module, layer: str, x: torch.Tensor, reshape: Callable | None) -> dict[str, Run]:
     """Everything that is timed on one network and one image."""
-    plain = copy.deepcopy(net).to(memory_format=torch.contiguous_format)
-    target = plain.get_submodule(layer)
-    cam = GradCAM(plain, [target], reshape_transform=reshape)
+    others = peers(net, layer, x, reshape)
     net = net.to(memory_format=torch.channels_last) if net.channels_last else net
     model = equicam.wrap(net, layer=layer)
     views = {t: equicam.Views.evenly(t).act(x).flatten(0, 1) for t in (6, 18)}
@@ -62,18 +53,8 @@ def contenders(net: nn.Module, layer: str, x: torch.Tensor, reshape: Callable | 
         "equicam, 6 views + PEUM": lambda: equicam.explain(model, x, views=6),
         "equicam, 6 views + PEUM, bf16": lambda: equicam.explain(model, x, views=6, dtype=torch.bfloat16),
         "equicam, 1 view": lambda: equicam.explain(model, x, method="grad-cam"),
-        "pytorch-grad-cam, 1 view": lambda: cam(x, targets=[ClassifierOutputTarget(0)]),
     }
-    if reshape is None:
-        grad_cam = LayerGradCam(plain, target)
-        rows["captum, 1 view"] = lambda: grad_cam.attribute(x, 0)
-        rows["torchcam, 1 view"] = lambda: torchcam_pass(plain, layer, x)
-    return rows
-
-
-def torchcam_pass(net: nn.Module, layer: str, x: torch.Tensor) -> object:
-    with TorchcamGradCAM(net, layer) as extractor:
-        return extractor([0] * len(x), net(x))
+    return rows | others
 
 
 def saved_megabytes(run: Run) -> float:
@@ -106,8 +87,8 @@ def measure(rows: dict[str, Run], rounds: int, title: str) -> dict[str, list[flo
 PROMISES = (
     ("ResNet-50", "equicam, 18 views + PEUM", "forward of 18 views", 1.10),
     ("ViT-S/16", "equicam, 18 views + PEUM", "forward of 18 views", 1.20),
-    ("ResNet-50", "equicam, 6 views + PEUM", "pytorch-grad-cam, 1 view", 1.70),
-    ("ResNet-50", "equicam, 6 views + PEUM, bf16", "pytorch-grad-cam, 1 view", 0.95),
+    ("ResNet-50", "equicam, 6 views + PEUM", PEER, 1.70),
+    ("ResNet-50", "equicam, 6 views + PEUM, bf16", PEER, 0.95),
 )
 
 
@@ -116,14 +97,7 @@ def ratio(seconds: dict[str, list[float]], one: str, other: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(0)
+    rounds = parse_rounds(__doc__, rounds=9)
     console = Console()
     resnet = torchvision.models.resnet50().eval()
     resnet.channels_last = True
@@ -133,21 +107,21 @@ def main() -> None:
     x = torch.randn(1, 3, 224, 224)
     cases = {
         "ResNet-50": (resnet, "layer4", None),
-        "ViT-S/16": (vit, "blocks.11.norm1", lambda t: t[:, 1:].transpose(1, 2).reshape(len(t), -1, 14, 14)),
+        "ViT-S/16": (vit, "blocks.11.norm1", tokens_to_grid),
     }
     table = Table(
         "network", "what", "seconds", "× forward of 18", "× one pytorch-grad-cam", title="one 224² image"
     )
     measured = {}
     for title, (net, layer, reshape) in cases.items():
-        measured[title] = seconds = measure(contenders(net, layer, x, reshape), args.rounds, title)
+        measured[title] = seconds = measure(contenders(net, layer, x, reshape), rounds, title)
         for name in seconds:
             table.add_row(
                 title,
                 name,
                 f"{statistics.median(seconds[name]):.3f}",
                 f"{ratio(seconds, name, 'forward of 18 views'):.2f}",
-                f"{ratio(seconds, name, 'pytorch-grad-cam, 1 view'):.2f}",
+                f"{ratio(seconds, name, PEER):.2f}",
             )
         table.add_section()
     console.print(table)
@@ -163,24 +137,19 @@ def main() -> None:
         )
     console.print(promises)
     console.print(
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {args.rounds} rounds, medians; "
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {rounds} rounds, medians; "
         f"bf16 {'in hardware' if torch.ops.mkldnn._is_mkldnn_bf16_supported() else 'not in hardware'}"
     )
 
 
 def memory(net: nn.Module, x: torch.Tensor) -> Table:
-    plain = copy.deepcopy(net).to(memory_format=torch.contiguous_format)
-    cam = GradCAM(plain, [plain.layer4])
+    model = equicam.wrap(net, layer="layer4")
+    runs: dict[str, Run] = {
+        "equicam": lambda: equicam.explain(model, x, method="grad-cam", max_views_per_forward=8)
+    }
     table = Table("one Grad-CAM of 8 images, ResNet-50", "MB saved for backward")
-    for name, run in {
-        "equicam": lambda: equicam.explain(
-            equicam.wrap(net, layer="layer4"), x, method="grad-cam", max_views_per_forward=8
-        ),
-        "pytorch-grad-cam": lambda: cam(x, targets=[ClassifierOutputTarget(0)] * 8),
-        "captum": lambda: LayerGradCam(plain, plain.layer4).attribute(x, 0),
-        "torchcam": lambda: torchcam_pass(plain, "layer4", x),
-    }.items():
-        table.add_row(name, f"{saved_megabytes(run):.1f}")
+    for name, run in (runs | peers(net, "layer4", x)).items():
+        table.add_row(name.removesuffix(", 1 view"), f"{saved_megabytes(run):.1f}")
     return table
 
 

@@ -8,28 +8,22 @@ weights: time does not depend on them. The first use of a size compiles, which i
 """
 
 import argparse
-import copy
 import json
 import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torchvision
 from captum.attr import LayerGradCam
-from pytorch_grad_cam import GradCAM
-from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from torch import nn
-from torchcam.methods import GradCAM as TorchcamGradCAM
 
 import equicam
+from peers import PEER, Run, peers, tokens_to_grid
 
-Run = Callable[[], object]
 VIEWS = 18
 LAYERS = {"resnet50": "layer4", "vgg16": "features.29", "vit_b_16": None, "mobilenet_v2": "features.18"}
 FORWARD, OURS = "forward of 18 views, compiled", "equicam, 18 views + PEUM, compiled"
-PEER = "pytorch-grad-cam, 1 view"
 # what we promise: (network, images, what, against what, at most); milliseconds where there is no second
 PROMISES = (
     *(
@@ -51,10 +45,6 @@ def network(name: str) -> tuple[nn.Module, str]:
     return net.to(memory_format=torch.channels_last), LAYERS[name]
 
 
-def tokens(values: torch.Tensor) -> torch.Tensor:
-    return values[:, 1:].transpose(1, 2).reshape(len(values), -1, 14, 14)
-
-
 def contenders(name: str, images: int) -> dict[str, Run]:
     net, layer = network(name)
     x = torch.randn(images, 3, 224, 224, device="cuda")
@@ -69,26 +59,11 @@ def contenders(name: str, images: int) -> dict[str, Run]:
         with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
             return compiled(views)
 
-    plain = copy.deepcopy(net).to(memory_format=torch.contiguous_format)
-    target = plain.get_submodule(layer)
-    cam = GradCAM(plain, [target], reshape_transform=tokens if name == "vit_b_16" else None)
-    classes = [ClassifierOutputTarget(0)] * images
-    rows: dict[str, Run] = {
+    return {
         FORWARD: forward,
         OURS: lambda: equicam.explain(model, x, dtype=torch.bfloat16, compiled=True),
         "equicam, 18 views + PEUM, eager": lambda: equicam.explain(model, x, dtype=torch.bfloat16),
-        PEER: lambda: cam(x, targets=classes),
-    }
-    if name != "vit_b_16":
-        captum = LayerGradCam(plain, target)
-        rows["captum, 1 view"] = lambda: captum.attribute(x, 0)
-        rows["torchcam, 1 view"] = lambda: torchcam_pass(plain, layer, x)
-    return rows
-
-
-def torchcam_pass(net: nn.Module, layer: str, x: torch.Tensor) -> object:
-    with TorchcamGradCAM(net, layer) as extractor:
-        return extractor([0] * len(x), net(x))
+    } | peers(net, layer, x, tokens_to_grid if name == "vit_b_16" else None)
 
 
 def seconds(run: Run) -> float:

@@ -5,7 +5,6 @@
 The peer's Ablation-CAM and Score-CAM run the whole network once a channel; each is timed once.
 """
 
-import argparse
 import statistics
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from torch import nn
 
 import equicam
 from equicam.readers.forward import views_that_fit
+from peers import parse_rounds
 
 X = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
 
@@ -90,14 +90,7 @@ def peak_megabytes(ours: bool) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(0)
+    rounds = parse_rounds(__doc__, rounds=3)
     net = torchvision.models.resnet18().eval()
     model = equicam.wrap(net, layer="layer4")
     table = Table("method", "ours, s", "against, s", "against what", "ratio", "promise", "")
@@ -108,7 +101,7 @@ def main() -> None:
         )
 
     ours, bare = interleaved(
-        args.rounds, lambda: equicam.explain(model, X, method="score-cam"), bare_passes(net, 512)
+        rounds, lambda: equicam.explain(model, X, method="score-cam"), bare_passes(net, 512)
     )
     found = ratio(ours, bare)
     row(
@@ -133,21 +126,19 @@ def main() -> None:
         "recipro-cam, VGG-16": (
             equicam.wrap(vgg, layer="features.29"),
             trunk_and_head(
-                vgg.features[:30],
-                lambda f: vgg.classifier(vgg.avgpool(vgg.features[30](f)).flatten(1)),
-                196,
+                vgg.features[:30], lambda f: vgg.classifier(vgg.avgpool(vgg.features[30](f)).flatten(1)), 196
             ),
         ),
     }
     for name, (subject, bare_run) in cases.items():
         ours, bare = interleaved(
-            5 * args.rounds, lambda m=subject: equicam.explain(m, X, method="recipro-cam"), bare_run
+            5 * rounds, lambda m=subject: equicam.explain(m, X, method="recipro-cam"), bare_run
         )
         found = ratio(ours, bare)
         what = "one pass of the trunk, and the head on every variant"
         row(name, statistics.median(ours), statistics.median(bare), what, found, "≤ 1.50", found <= 1.50)
 
-    (ours,) = interleaved(args.rounds, lambda: equicam.explain(model, X, method="ablation-cam"))
+    (ours,) = interleaved(rounds, lambda: equicam.explain(model, X, method="ablation-cam"))
     theirs = peer_once(AblationCAM, net)
     found = theirs / statistics.median(ours)
     row(

@@ -30,12 +30,7 @@ from equicam.images.sources import find_items
 from equicam.runs.signals import COLUMNS, FLAT, flagged, ranking_scores
 from equicam_paper.signals import IN_TENTH, Pair, over_seeds
 
-NAMES = {
-    "stability": "low stability",
-    "peum": "PEUM",
-    "risk": "risk",
-    "confidence": "1 − confidence",
-}
+NAMES = {"stability": "low stability", "peum": "PEUM", "risk": "risk", "confidence": "1 − confidence"}
 QUESTIONS = {
     "r": "unstable: r with 1 − Eq",
     "off_grid": "unstable, off the grid of views: r with 1 − Eq at 15°, 30°, 45°, 90° and 135°",

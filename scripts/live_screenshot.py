@@ -5,16 +5,14 @@
 `--all` also takes the dark scheme and a phone's width. Needs Chromium. Takes a few minutes: it trains the network.
 """
 
-import argparse
 import tempfile
 import threading
 from pathlib import Path
 from queue import SimpleQueue
 
-import torch
 from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
-from readme_animation import SEED, choose, train
+from readme_animation import parse_out, train_and_choose
 from review_screenshots import CHROMIUM
 
 from equicam.live.app import serve_live
@@ -25,15 +23,8 @@ SCREENS = {"": ((1280, 936), "light"), "-dark": ((1280, 936), "dark"), "-phone":
 
 def main() -> None:
     """Train the network, serve the page with the scene, rotate it, and take screenshots."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "docs" / "live.png")
-    parser.add_argument("--all", type=Path, help="a folder for the screenshots of every screen")
-    args = parser.parse_args()
-    torch.manual_seed(SEED)
-    model = train()
-    scene, _ = choose(model)
+    args = parse_out(__doc__, "live.png", "--all", "a folder for the screenshots of every screen")
+    model, scene, _ = train_and_choose()
     addresses: SimpleQueue[Links] = SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         image = Path(folder) / "lorry.png"

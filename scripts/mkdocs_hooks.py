@@ -1,16 +1,23 @@
-"""Hooks of the documentation site: links to files outside docs/, and the list of decisions.
+"""Hooks of the documentation site: links to files outside docs/, the list of decisions, and pages of every kept row.
 
 On a code host, pages link to ../src and ../README.md. The site has no such pages, so these links lead to the repository
-if pyproject.toml has its address (`project.urls`), and are plain text otherwise.
+if pyproject.toml has its address (`project.urls`), and are plain text otherwise. Rows in docs/reproduce/rows become a
+page for each network, as `equicam-paper reproduce --page` counts and judges them.
 """
 
 import re
 import tomllib
+from functools import cache
 from pathlib import Path, PurePosixPath
 from posixpath import normpath
 from typing import Any
 
+from mkdocs.structure.files import File
+
+from equicam_paper.page import site_pages
+
 ROOT = Path(__file__).parents[1]
+REPRODUCED = ROOT / "docs" / "reproduce"
 LINK = re.compile(r"\[([^\]]+)\]\((\.\./[^)\s]+)\)")
 
 
@@ -33,20 +40,36 @@ def rewrite_links(markdown: str, folder: str, address: str | None) -> str:
     return LINK.sub(rewrite, markdown)
 
 
+@cache
+def reproduced() -> list[tuple[str, str, str]]:
+    """Path, title and text of the pages that are made of kept rows."""
+    return [(f"reproduce/{name}.md", *more) for name, *more in site_pages(REPRODUCED / "rows", REPRODUCED)]
+
+
 def on_config(config: Any) -> Any:
-    """Put every decision into the navigation, in order."""
+    """Put every decision, and every page of kept rows, into the navigation."""
     pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
-    _replace(config["nav"], [f"decisions/{page.name}" for page in pages])
+    _replace(config["nav"], "decisions", [f"decisions/{page.name}" for page in pages])
+    _replace(
+        config["nav"], "reproduce", ["reproduce.md", *({title: path} for path, title, _ in reproduced())]
+    )
     return config
 
 
-def _replace(nav: list[Any], pages: list[str]) -> None:
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages of kept rows."""
+    for path, _, text in reproduced():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def _replace(nav: list[Any], name: str, pages: list[Any]) -> None:
     for entry in nav:
         for title, below in entry.items() if isinstance(entry, dict) else ():
-            if below == ["decisions"]:
+            if below == [name]:
                 entry[title] = pages
             elif isinstance(below, list):
-                _replace(below, pages)
+                _replace(below, name, pages)
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

@@ -66,15 +66,8 @@ class Scene:
 
 def main() -> None:
     """Train, choose the scene, and write one loop of frames."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "docs" / "drift.webp")
-    parser.add_argument("--frames", type=Path, help="a folder for the single frames, as PNG")
-    args = parser.parse_args()
-    torch.manual_seed(SEED)
-    model = train()
-    scene, sweep = choose(model)
+    args = parse_out(__doc__, "drift.webp", "--frames", "a folder for the single frames, as PNG")
+    _, scene, sweep = train_and_choose()
     frames = draw_frames(scene, sweep)
     durations = [FIRST_FRAME_MS] + [FRAME_MS] * (len(frames) - 1)
     frames[0].save(
@@ -84,6 +77,21 @@ def main() -> None:
     for i, frame in enumerate(frames if args.frames else ()):
         args.frames.mkdir(parents=True, exist_ok=True)
         frame.save(args.frames / f"{i:02d}.png")
+
+
+def parse_out(doc: str | None, name: str, folder: str, about: str) -> argparse.Namespace:
+    """The options of a script that writes docs/NAME, and maybe more into a folder."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "docs" / name)
+    parser.add_argument(folder, type=Path, help=about)
+    return parser.parse_args()
+
+
+def train_and_choose() -> tuple[equicam.Model, Scene, "Sweep"]:
+    """The network, the scene and its maps at every angle, from the seed."""
+    torch.manual_seed(SEED)
+    model = train()
+    return model, *choose(model)
 
 
 def draw_scene(

@@ -156,8 +156,7 @@ def serve(run: Path) -> Iterator[str]:
 def take_screenshots(browser: Browser, address: str, size: tuple[int, int], scheme: str, stem: Path) -> None:
     """The queue, an image before its verdict, and one after it."""
     context = browser.new_context(
-        viewport={"width": size[0], "height": size[1]},
-        color_scheme="dark" if scheme == "dark" else "light",
+        viewport={"width": size[0], "height": size[1]}, color_scheme="dark" if scheme == "dark" else "light"
     )
     page = context.new_page()
     page.goto(address)

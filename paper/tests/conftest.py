@@ -31,7 +31,7 @@ def tiles(tmp_path_factory):
 def context(tiles, out):
     """A small confident network on three images in the place of ResNet-50 on ImageNet."""
     model = cnn()
-    model.module.head.weight.data *= 100
+    model.module.head.weight.data *= 300
     return Context(model, tiles, out, n=3)
 
 

@@ -36,11 +36,8 @@ def annotate(root: Path, *names: str, xml: str | bytes = XML) -> None:
 def test_imagenet_in_a_thousand_folders_has_the_usual_numbers(tmp_path, folder):
     synsets = [f"n{10_000_000 - i:08}" for i in range(1000)]
     touch(tmp_path / folder, *(f"{s}/ILSVRC2012_val_{i:08}.JPEG" for i, s in enumerate(synsets)))
-    annotate(
-        tmp_path,
-        "bbox/val/ILSVRC2012_val_00000003.xml",
-        f"Annotations/{synsets[5]}/ILSVRC2012_val_00000005.xml",
-    )
+    image = "ILSVRC2012_val_0000000{}.xml".format
+    annotate(tmp_path, f"bbox/val/{image(3)}", f"Annotations/{synsets[5]}/{image(5)}")
     items = {i.path.stem[-8:]: i for i in find_items(tmp_path)}
     assert [items[f"{i:08}"].label for i in range(1000)] == list(range(999, -1, -1))
     assert {number for number, i in items.items() if i.boxes == BOXES} == {"00000003", "00000005"}
@@ -49,16 +46,10 @@ def test_imagenet_in_a_thousand_folders_has_the_usual_numbers(tmp_path, folder):
 
 
 def test_imagenet_in_fewer_folders_is_labelled_by_synset(tmp_path):
-    touch(
-        tmp_path,
-        f"val/{FISH}/img_0.JPEG",
-        f"val/{SHARK}/img_0.JPEG",
-        f"train/{FISH}/t.JPEG",
-        f"train/{CAR}/t.JPEG",
-    )
-    annotate(
-        tmp_path, f"val_annotations/{SHARK}/img_0.xml"
-    )  # the same stem in another synset is another image
+    touch(tmp_path, *(f"val/{synset}/img_0.JPEG" for synset in (FISH, SHARK)))
+    touch(tmp_path, *(f"train/{synset}/t.JPEG" for synset in (FISH, CAR)))
+    # the same stem in another synset is another image
+    annotate(tmp_path, f"val_annotations/{SHARK}/img_0.xml")
     fish, shark = find_items(tmp_path)
     assert (fish.id, fish.label, fish.boxes) == (f"{FISH}/img_0.JPEG", FISH, ())
     assert (shark.label, shark.boxes) == (SHARK, BOXES)
@@ -93,10 +84,8 @@ def test_imagenet_with_its_devkit(tmp_path, images, kit):
 
 def test_a_broken_devkit_is_reported(tmp_path):
     for truth, got in {"2\n3\n": "no such line", "2\n3\n1001\n": "1001", "2\n3\nx\n": "x"}.items():
-        refused(
-            devkit(tmp_path, truth=truth),
-            f"00000003.JPEG' needs a class of meta.mat in line 3 .* got '{got}'",
-        )
+        needs = "a class of meta.mat in line 3"
+        refused(devkit(tmp_path, truth=truth), f"00000003.JPEG' needs {needs} .* got '{got}'")
     meta = tmp_path / "ILSVRC2012_devkit_t12/data/meta.mat"
     scipy.io.savemat(meta, {"other": 1})
     refused(tmp_path, "meta.mat' needs synsets with ILSVRC2012_ID and WNID")
@@ -171,22 +160,14 @@ def test_cub(tmp_path, folder):
     assert find_items(tmp_path, split="test") == [one, three]
     assert known(find_items(tmp_path, split="train")) == {"001.Black_Bird/two.jpg": 0}
     assert len(find_items(tmp_path, split="all")) == 3
-    refused(
-        tmp_path, "CUB-200-2011 needs an existing split, got 'val'; try 'all', 'test', 'train'", split="val"
-    )
+    refused(tmp_path, "needs an existing split, got 'val'; try 'all', 'test', 'train'", split="val")
 
 
 BAD_CUB = [
-    (
-        {"bounding_boxes": "1 1 2 3\n2 0 0 1 1\n3 0 0 1 1\n"},
-        "image 1 in .*boxes.txt' needs x y width height",
-    ),
+    ({"bounding_boxes": "1 1 2 3\n2 0 0 1 1\n3 0 0 1 1\n"}, "image 1 in .*boxes.txt' needs x y width height"),
     ({"bounding_boxes": "1 1 2 -3 4\n2 0 0 1 1\n3 0 0 1 1\n"}, "image 1 in .*boxes.txt' needs boxes"),
     ({"bounding_boxes": "1 1 2 3 4\n"}, "bounding_boxes.txt' needs a line for image 3"),
-    (
-        {"image_class_labels": "1 0\n2 1\n3 2\n"},
-        "image 1 in .*labels.txt' needs a class from 1 on, got '0'",
-    ),
+    ({"image_class_labels": "1 0\n2 1\n3 2\n"}, "image 1 in .*labels.txt' needs a class from 1 on, got '0'"),
     ({"image_class_labels": "1 x\n2 1\n3 2\n"}, "a class from 1 on, got 'x'"),
     ({"images": "1 a.jpg\n2\n"}, "images.txt', line 2, needs a new image number"),
     ({"images": "1 a.jpg\n1 b.jpg\n"}, "images.txt', line 2, needs a new image number"),

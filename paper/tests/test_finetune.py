@@ -16,7 +16,7 @@ import equicam
 import equicam_paper
 from equicam.core.views import rotate, rotate_each
 from equicam.errors import EquicamError
-from equicam_paper import training
+from equicam_paper import finetune as training
 from equicam_paper.cli import app
 from equicam_paper.finetune import finetune, initial_model
 
@@ -117,9 +117,8 @@ def test_checkpoints_are_a_minute_apart(domain, monkeypatch):
     monkeypatch.setattr(training, "monotonic", lambda: now[0])
     saved = []
     save = training.Training._save
-    monkeypatch.setattr(
-        training.Training, "_save", lambda self: (saved.append(len(self.history)), save(self))
-    )
+    counted = lambda self: (saved.append(len(self.history)), save(self))  # noqa: E731
+    monkeypatch.setattr(training.Training, "_save", counted)
     plain_epoch = training.Training._epoch
 
     def epoch(self, *given):
@@ -215,13 +214,12 @@ def test_one_class_is_refused(domain):
 def test_the_command_says_how_good_it_is(domain):
     where = ["--arch", f"{domain / 'nets.py'}:tiny", "--out", str(domain / "out")]
     options = ["--epochs", "1", "--workers", "0", "--device", "cpu"]
-    result = CliRunner(env={"COLUMNS": "160"}).invoke(
-        app, ["finetune", str(domain / "data"), *where, *options]
-    )
+    command = ["finetune", str(domain / "data"), *where, *options]
+    result = CliRunner(env={"COLUMNS": "160"}).invoke(app, command)
     assert result.exit_code == 0, result.output
     assert "on 24 test images" in result.output
     assert (domain / "out" / "weights.safetensors").is_file()
-    again = CliRunner().invoke(app, ["finetune", str(domain / "data"), *where, *options, "--json", "--quiet"])
+    again = CliRunner().invoke(app, [*command, "--json", "--quiet"])
     schema = Path(equicam_paper.__file__).parent / "schemas/finetune.json"
     jsonschema.Draft202012Validator(json.loads(schema.read_text())).validate(json.loads(again.stdout))
     assert json.loads(again.stdout)["images"] == 24

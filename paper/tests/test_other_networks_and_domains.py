@@ -32,9 +32,38 @@ from stand_ins import cnn, small, vit
 from tests.conftest import Cnn, Vit, light, seeded
 
 
-def light_rise(monkeypatch, name):
+@pytest.fixture
+def light_rise(monkeypatch):
     """RISE with few masks, by both protocols."""
-    monkeypatch.setitem(METHODS, name, light(name))
+    for name in ("rise", "rise-400"):
+        monkeypatch.setitem(METHODS, name, light(name))
+
+
+@pytest.fixture
+def in_domain(tiles, out, tuned):
+    """A context of a small network for two classes, with more weights, in a domain."""
+    arch, files = tuned
+
+    def make(domain="RESISC45", more=(), **options):
+        extra = files | dict(more)
+        return Context(equicam.load(arch), tiles, out, n=4, domain=domain, extra=extra, **options)
+
+    return make
+
+
+def other_heads(state, folder, names):
+    """Files of weights whose heads differ from `state` by noise."""
+    files = {}
+    for i, name in enumerate(names, 1):
+        (folder / name).mkdir()
+        files[name] = folder / name / "weights.safetensors"
+        noise = torch.randn(state["head.weight"].shape, generator=torch.Generator().manual_seed(i))
+        save_file(state | {"head.weight": state["head.weight"] + noise}, files[name])
+    return files
+
+
+def by_label(name, context):
+    return {row.label: row for row in load_experiment(name).run(context)}
 
 
 def answered(name, context):
@@ -63,8 +92,7 @@ def ran(rows):
 
 
 @pytest.mark.parametrize("costly", [False, True])
-def test_equal_compute(tiles, out, monkeypatch, costly):
-    light_rise(monkeypatch, "rise-400")
+def test_equal_compute(tiles, out, light_rise, costly):
     context = Context(cnn(), tiles, out, n=2, costly=costly)
     rows = answered("equal-compute", context)
     assert ran(rows) == ({"equal.rise400", "equal.scorecam80"} if costly else set())
@@ -74,14 +102,15 @@ def test_equal_compute(tiles, out, monkeypatch, costly):
         assert "--model resnet50" in answered("equal-compute", other)["equal.rise400"].note
 
 
-def test_maps_that_the_authors_do_not_stretch_are_also_measured_stretched(tiles, tmp_path, monkeypatch):
+def test_maps_that_the_authors_do_not_stretch_are_also_measured_stretched(
+    tiles, tmp_path, light_rise, monkeypatch
+):
     """By the same scores of masked images; by our protocol it is the same number."""
-    light_rise(monkeypatch, "rise-400")
     scored = []
     score = masking._class_score
     monkeypatch.setattr(masking, "_class_score", lambda *a, **k: scored.append(len(a[1])) or score(*a, **k))
     context = Context(cnn(), tiles, tmp_path, n=2, costly=True)
-    rows = {row.label: row for row in load_experiment("equal-compute").run(context)}
+    rows = by_label("equal-compute", context)
     for method in ("rise-400", "score-cam-80"):
         alone, stretched = rows[method], rows[f"{method}, stretched to [0, 1]"]
         assert (stretched.claim, stretched.clean) == ("", alone.clean)
@@ -94,22 +123,17 @@ def test_maps_that_the_authors_do_not_stretch_are_also_measured_stretched(tiles,
     assert sum(scored) == 2 * 8 * (masks + channels)  # two images, eight presentations each, scored once
 
 
-def test_costly_rows_of_other_networks_stand_alone(tiles, out, monkeypatch):
-    light_rise(monkeypatch, "rise-400")
+def test_costly_rows_of_other_networks_stand_alone(tiles, out, light_rise):
     context = Context(cnn(), tiles, out, n=2, costly=True, backbone="mobilenet_v2")
-    for name, labels in (
-        ("equal-compute", {"rise-400", "score-cam-80"}),
-        ("constant-maps", {"score-cam: constant maps"}),
-    ):
+    known = {"equal-compute": {"rise-400", "score-cam-80"}, "constant-maps": {"score-cam: constant maps"}}
+    for name, labels in known.items():
         rows = [row for row in load_experiment(name).rows(context) if row.verdict != "not run"]
         assert labels <= {row.label for row in rows}
         assert not any(row.claim for row in rows)
-    assert not [
-        row for row in load_experiment("constant-maps").run(replace(context, costly=False)) if not row.claim
-    ]
+    assert all(row.claim for row in load_experiment("constant-maps").run(replace(context, costly=False)))
 
 
-def test_claims_of_the_first_classes_have_images_enough_to_decide(tiles, out, monkeypatch):
+def test_claims_of_the_first_classes_have_images_enough_to_decide(tiles, out):
     """Sixty of 300 images are of the first fifth of the classes: the source has others, and only these methods need them."""
     source = [Item(f"{c:03}-{i}", Path("x"), label=c) for c in range(200) for i in range(4)]
     context = Context(cnn(), tiles, out, n=100)
@@ -132,11 +156,8 @@ def test_claims_of_the_first_classes_have_images_enough_to_decide(tiles, out, mo
     assert "first fifth of the classes" in first.note
     other = load_experiment("main").run(replace(few, backbone="mobilenet_v2"))
     (alone,) = (row for row in other if row.label == "recipro-cam")
-    assert (alone.clean.n, alone.claim, alone.note) == (
-        6,
-        "",
-        "",
-    )  # nothing is published for its first classes
+    # nothing is published for its first classes
+    assert (alone.clean.n, alone.claim, alone.note) == (6, "", "")
 
 
 def test_transformer_rows(tiles, out):
@@ -159,24 +180,24 @@ def tokens(kind):
     return timm.models.VisionTransformer(**sizes).eval(), ("blocks.1.norm2", "blocks.1")
 
 
+def of_tokens(kind, tiles, out):
+    net, layers = tokens(kind)
+    model = equicam.wrap(net, preprocess=lambda p: small(p).float())
+    return Context(model, tiles, out, backbone="vit_b_16"), layers
+
+
 @pytest.mark.parametrize("kind", ["torchvision", "timm"])
 def test_after_the_last_attention_every_map_is_constant(tiles, out, kind):
-    net, (norm, block) = tokens(kind)
-    context = Context(
-        equicam.wrap(net, preprocess=lambda p: small(p).float()), tiles, out, backbone="vit_b_16"
-    )
+    context, layers = of_tokens(kind, tiles, out)
     rows = answered("hooks", context)
-    for claim, layer in (("vit.hook.ln_2", norm), ("vit.hook.block", block)):
+    for claim, layer in zip(("vit.hook.ln_2", "vit.hook.block"), layers, strict=True):
         found = rows[claim]
         assert (found.verdict, found.label, found.clean.value) == ("by definition", layer, 1.0)
         assert "only the class token feeds the head" in found.note
 
 
 def test_constants_and_hooks_have_plots(tiles, out):
-    net, _ = tokens("timm")
-    of_vit = Context(
-        equicam.wrap(net, preprocess=lambda p: small(p).float()), tiles, out, backbone="vit_b_16"
-    )
+    of_vit, _ = of_tokens("timm", tiles, out)
     for name, context in (("constants", Context(cnn(), tiles, out, n=4)), ("hooks", of_vit)):
         run_experiment(name, context)
         with Image.open(out / f"{name}.png") as plot:
@@ -220,10 +241,8 @@ def test_boxes_alone_are_not_birds(tiles, out, tmp_path):
     assert not ran(answered("cub", context))
 
 
-def test_only_birds_answer_claims_about_rotated_training_on_birds(tiles, out, tuned):
-    arch, files = tuned
-    context = Context(equicam.load(arch), tiles, out, n=4, extra=files)
-    rows = list(load_experiment("cub-rotation").rows(context))
+def test_only_birds_answer_claims_about_rotated_training_on_birds(in_domain):
+    rows = list(load_experiment("cub-rotation").rows(in_domain("")))
     assert {row.verdict for row in rows if row.claim} == {"not run"}
     assert any("on CUB-200-2011" in row.published for row in rows if not row.claim)
 
@@ -236,9 +255,8 @@ def test_without_weights_the_commands_that_make_them_are_named(tiles, out, name)
     assert all(f"equicam-paper reproduce {name} --data DATA" in found.note for found in rows.values())
 
 
-def test_rotation_augmentation(tiles, out, tuned):
-    arch, files = tuned
-    context = Context(equicam.load(arch), tiles, out, n=4, domain="RESISC45", extra=files)
+def test_rotation_augmentation(in_domain):
+    context = in_domain()
     rows = answered("rotation-augmentation", context)
     assert ran(rows) == {claim for claim in rows if "RESISC45" in claim}
     same = answered("cub-rotation", context)
@@ -248,17 +266,16 @@ def test_rotation_augmentation(tiles, out, tuned):
     assert same["rotaug.CUB.EG Eq either model"].as_published.value == low
 
 
-def test_seeds(tiles, out, tuned):
-    arch, files = tuned
-    context = Context(equicam.load(arch), tiles, out, n=4, domain="PatchCamelyon", extra=files)
+def test_seeds(in_domain):
+    context = in_domain("PatchCamelyon")
     rows = answered("seeds", context)
     assert ran(rows) == {claim for claim in rows if "PatchCamelyon" in claim}
-    every = {found.label: found.clean for found in load_experiment("seeds").run(context)}
-    each = [every[f"grad-cam, seed {i}"] for i in range(3)]
+    every = by_label("seeds", context)
+    each = [every[f"grad-cam, seed {i}"].clean for i in range(3)]
     assert all(one.n == 4 for one in each)
-    assert every["grad-cam, mean"].value == pytest.approx(np.mean([one.value for one in each]))
-    equal = context.extra | {"seed0": files["seed1"], "seed2": files["seed1"]}
-    alike = answered("seeds", Context(context.model, tiles, out, n=4, domain="PatchCamelyon", extra=equal))
+    assert every["grad-cam, mean"].clean.value == pytest.approx(np.mean([one.value for one in each]))
+    same = dict.fromkeys(("seed0", "seed2"), context.extra["seed1"])
+    alike = answered("seeds", in_domain("PatchCamelyon", same))
     for claim in ("seeds.gc.sd", "seeds.eg.sd", "acc_seed_sd"):
         assert alike[f"app.PatchCamelyon.{claim}"].clean.value == pytest.approx(0, abs=1e-12)
 
@@ -289,9 +306,8 @@ def test_no_domain_is_no_answer(tiles, out):
 
 
 @pytest.mark.parametrize(("backbone", "domain"), [("vgg16", "RESISC45"), ("resnet50", "histology")])
-def test_other_domains_and_networks_stand_alone(tiles, out, tuned, backbone, domain):
-    arch, files = tuned
-    context = Context(equicam.load(arch), tiles, out, n=4, backbone=backbone, domain=domain, extra=files)
+def test_other_domains_and_networks_stand_alone(in_domain, backbone, domain):
+    context = in_domain(domain, backbone=backbone)
     for name, count in (("domains", 14), ("triage", 11), ("seeds", 11), ("rotation-augmentation", 9)):
         assert not ran(answered(name, context)), name
         own = [found for found in load_experiment(name).run(context) if not found.claim]
@@ -299,31 +315,22 @@ def test_other_domains_and_networks_stand_alone(tiles, out, tuned, backbone, dom
         assert {found.verdict for found in own} == {"measured"}
 
 
-def test_alignment_against_rotated_training(tiles, out, tuned):
-    arch, files = tuned
-    context = Context(equicam.load(arch), tiles, out, n=4, domain="RESISC45", extra=files)
-    rows = {found.label: found for found in load_experiment("rotation-augmentation").run(context)}
-    for side in ("clean", "as_published"):
-        eg, gc = (getattr(rows[w], side).value for w in ("EG Eq no aug", "GC Eq rot aug"))
-        ahead = getattr(rows["EG without rotated training − GC with it"], side)
-        assert ahead.value == pytest.approx(eg - gc)
-        assert ahead.n == 4
-        with_it, without = (getattr(rows[w], side).value for w in ("GC Eq rot aug", "GC Eq no aug"))
-        raised = getattr(rows["GC with rotated training − GC without"], side)
-        assert raised.value == pytest.approx(with_it - without)
+def test_alignment_against_rotated_training(in_domain):
+    rows = by_label("rotation-augmentation", in_domain())
+    for label, one, other in (
+        ("EG without rotated training − GC with it", "EG Eq no aug", "GC Eq rot aug"),
+        ("GC with rotated training − GC without", "GC Eq rot aug", "GC Eq no aug"),
+    ):
+        for side in ("clean", "as_published"):
+            a, b, apart = (getattr(rows[name], side) for name in (one, other, label))
+            assert apart.value == pytest.approx(a.value - b.value)
+            assert apart.n == 4
 
 
-def test_every_seed_of_rotated_training_is_reported(tiles, out, tuned, tmp_path):
-    arch, files = tuned
-    state = load_file(files["plain"])
-    further = {"plain2": files["seed0"]}  # the third seed has no pair
-    for i, name in enumerate(("plain1", "rotated1"), 1):
-        (tmp_path / name).mkdir()
-        further[name] = tmp_path / name / "weights.safetensors"
-        noise = torch.randn(state["head.weight"].shape, generator=torch.Generator().manual_seed(i))
-        save_file(state | {"head.weight": state["head.weight"] + noise}, further[name])
-    context = Context(equicam.load(arch), tiles, out, n=4, domain="RESISC45", extra=files | further)
-    rows = {found.label: found for found in load_experiment("rotation-augmentation").run(context)}
+def test_every_seed_of_rotated_training_is_reported(in_domain, tuned, tmp_path):
+    further = {"plain2": tuned[1]["seed0"]}  # the third seed has no pair
+    further |= other_heads(load_file(tuned[1]["plain"]), tmp_path, ("plain1", "rotated1"))
+    rows = by_label("rotation-augmentation", in_domain(more=further))
     for label in ("GC Eq no aug", "acc no aug", "GC with rotated training − GC without"):
         each = [rows[f"{label}, seed {i}"].clean.value for i in (0, 1)]
         assert f"{label}, seed 2" not in rows
@@ -343,7 +350,7 @@ def test_sanity(tiles, out, build, few_methods, monkeypatch, capsys):
     """Without the head, Eigen-CAM is what it was and Grad-CAM is not; without any weight, neither is."""
     context = Context(build(), tiles, out, n=3, progress=True)
     monkeypatch.setattr("equicam.progress.LINE_SECONDS", 0.0)
-    rows = {found.label: found for found in load_experiment("sanity").run(context)}
+    rows = by_label("sanity", context)
     lines = re.findall(r"networks with and without trained weights: (\d) of 6", capsys.readouterr().err)
     assert "".join(lines) == "123456"  # the one given, two random ones here, and three of the cascade
     eq, *alike = plots.panels_of(KeptRows("sanity", context.backbone, "", {}, tuple(rows.values())))
@@ -369,10 +376,8 @@ def test_sanity(tiles, out, build, few_methods, monkeypatch, capsys):
 
 
 def test_sanity_has_every_method_that_works_on_the_network(tiles, out):
-    of_cnn, of_vit = (
-        sanity.methods_of(one, one.open_some(1))
-        for one in (Context(net(), tiles, out, n=1) for net in (cnn, vit))
-    )
+    contexts = (Context(net(), tiles, out, n=1) for net in (cnn, vit))
+    of_cnn, of_vit = (sanity.methods_of(one, one.open_some(1)) for one in contexts)
     of_views = {name for name, method in METHODS.items() if method.reader.one_pass}
     assert len(of_views) > 10
     assert set(of_cnn) == of_views
@@ -428,10 +433,8 @@ def test_localisation(birds, tiles, out):
 def test_label_region(patches, out):
     rows = answered("label-region", Context(cnn(), patches, out, domain="PatchCamelyon"))
     assert ran(rows) == set(rows)
-    rotated, first, drop = (
-        rows[f"label.Grad-CAM.{words}"].clean.value
-        for words in ("mass in disc rotated mean", "mass in disc 0deg", "drop")
-    )
+    sides = ("mass in disc rotated mean", "mass in disc 0deg", "drop")
+    rotated, first, drop = (rows[f"label.Grad-CAM.{side}"].clean.value for side in sides)
     assert drop == pytest.approx(first - rotated)
     uniform = rows["label.uniform null.mass in disc 0deg"]
     assert uniform.clean.value == pytest.approx(1 / 9, abs=0.02)  # the input is the whole patch: a ninth
@@ -461,12 +464,9 @@ def test_triage(tiles, out):
 
 def test_triage_counts_constant_maps(tiles, out, monkeypatch):
     context = Context(cnn(), tiles, out, n=3)
-    first = context.sample[0].id
-    monkeypatch.setattr(
-        paper_measure, "constant_maps", lambda found, method: {i.id: i.id == first for i in context.sample}
-    )
-    rows = {found.label: found for found in load_experiment("triage").run(context)}
-    assert rows[signals.CONSTANT].clean.value == pytest.approx(1 / 3)
+    first = {item.id: i == 0 for i, item in enumerate(context.sample)}
+    monkeypatch.setattr(paper_measure, "constant_maps", lambda _found, _method: first)
+    assert by_label("triage", context)[signals.CONSTANT].clean.value == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize(("statistic", "scale"), [(signals.IN_TENTH, 1.0), (signals.LIFT, 10.0)])
@@ -477,9 +477,8 @@ def test_finding_none_of_the_worst_is_not_certain(statistic, scale):
         found = signals.over_seeds([signals.Pair(-drift, drift, group)], statistic)
         assert found.value == found.low == 0
         assert found.high == pytest.approx(scale * statistics.proportion(0, n).high)
-    some = signals.over_seeds(
-        [signals.Pair(np.random.default_rng(0).normal(size=100), drift, None)], statistic
-    )
+    unrelated = signals.Pair(np.random.default_rng(0).normal(size=100), drift, None)
+    some = signals.over_seeds([unrelated], statistic)
     assert some.low < some.high
     few = signals.over_seeds([signals.Pair(np.roll(drift, 5), drift, np.arange(100) // 25)], signals.IN_TENTH)
     assert 0 <= few.low < few.value < few.high <= 1  # few groups widen it, not beyond what a share can be
@@ -487,19 +486,12 @@ def test_finding_none_of_the_worst_is_not_certain(statistic, scale):
     assert np.isnan(unknown.value)
 
 
-def test_triage_is_over_all_seeds(tiles, out, tuned):
+def test_triage_is_over_all_seeds(tiles, out, tuned, tmp_path):
     arch, files = tuned
-    state, extra = load_file(files["plain"]), {"plain": files["plain"]}
-    for seed in (1, 2):
-        folder = files["plain"].parent.parent / f"plain{seed}"
-        folder.mkdir()
-        extra[f"plain{seed}"] = folder / "weights.safetensors"
-        noise = torch.randn(state["head.weight"].shape, generator=torch.Generator().manual_seed(seed))
-        save_file(state | {"head.weight": state["head.weight"] + noise}, extra[f"plain{seed}"])
-    model = equicam.load(arch, weights=files["plain"])
-    context = Context(model, tiles, out, domain="RESISC45", extra=extra)
+    extra = other_heads(load_file(files["plain"]), tmp_path, ("plain1", "plain2")) | {"plain": files["plain"]}
+    context = Context(equicam.load(arch, weights=files["plain"]), tiles, out, domain="RESISC45", extra=extra)
     assert [one is context for one in signals.all_seeds(context)] == [True, False, False]
-    rows = {found.label: found for found in load_experiment("triage").run(context)}
+    rows = by_label("triage", context)
     for label in ("r of PEUM with 1 − Eq", "worst tenth found in a tenth, by 1 − stability, off the grid"):
         each = [rows[f"{label}, seed {i}"].clean.value for i in range(3)]
         assert rows[label].clean.value == pytest.approx(np.mean(each))
@@ -511,12 +503,11 @@ def test_triage_is_over_all_seeds(tiles, out, tuned):
 def test_triage_is_also_against_angles_that_no_view_has(tiles, out):
     """As in the PEUM audit, whose numbers it has."""
     context = Context(cnn(), tiles, out)
-    ours = {found.label: found.clean for found in load_experiment("triage").run(context)}
-    audit = {found.label: found.clean for found in load_experiment("peum-audit").run(context)}
-    for end in ("", ", off the grid"):
-        own, other = ours[f"r of PEUM with 1 − Eq{end}"], audit[f"r of peum (full){end}"]
-        assert own.value == pytest.approx(other.value)
-    assert ours["r of PEUM with 1 − Eq"].value != ours["r of PEUM with 1 − Eq, off the grid"].value
+    ours, audit = by_label("triage", context), by_label("peum-audit", context)
+    ends = ("", ", off the grid")
+    own = [ours[f"r of PEUM with 1 − Eq{end}"].clean.value for end in ends]
+    assert own == pytest.approx([audit[f"r of peum (full){end}"].clean.value for end in ends])
+    assert own[0] != own[1]
 
 
 @pytest.mark.parametrize(("backbone", "cheap"), [("resnet50", 11), ("vit_b_16", 3)])
@@ -529,18 +520,15 @@ def test_matched(tiles, out, backbone, cheap):
 
 
 @pytest.mark.slow
-def test_matched_costly(tiles, out, monkeypatch):
-    light_rise(monkeypatch, "rise")
+def test_matched_costly(tiles, out, light_rise):
     rows = answered("matched", Context(cnn(), tiles, out, costly=True))
     assert {claim for claim in rows if claim.split(".")[-1] in ("margin", "cross", "zero_filled")}
     assert ran(rows) >= {claim for claim in rows if "resnet50" in claim}
     margin, eg = rows["matched.RISE.resnet50"].clean, rows["matched.RISE.resnet50.eg"].clean
     assert margin.n == eg.n == 2  # the first fifth of six images, at least two
     prefix, whole = (rows[f"matched.{w}"].clean for w in ("prefix591.resnet50.gc", "full10k.r50eg"))
-    inflated = rows["matched.prefix591.resnet50.inflation"].clean.value
-    assert prefix.n == 2
-    assert whole.n == 6
-    assert inflated < prefix.value
+    assert (prefix.n, whole.n) == (2, 6)
+    assert rows["matched.prefix591.resnet50.inflation"].clean.value < prefix.value
 
 
 def test_matched_needs_labels(tiles, tmp_path):

@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import importlib
 import io
 import json
 import os
@@ -26,21 +27,16 @@ from equicam.errors import EquicamError
 from equicam.evaluate.statistics import Correlation, Estimate
 from equicam.images.items import Item
 from equicam.methods import METHODS
-from equicam_paper import (
-    EXPERIMENTS,
-    load_experiment,
-    page,
-    plots,
-    reproduce,
-)
+from equicam_paper import EXPERIMENTS, load_experiment, page, plots, reproduce
+from equicam_paper import context as context_module
 from equicam_paper.benchmarks import find_items
 from equicam_paper.claims import claims
 from equicam_paper.cli import app
-from equicam_paper.context import Context, Evaluated
+from equicam_paper.context import Context, Evaluated, Evaluation
 from equicam_paper.control import controls, judge_in_place
-from equicam_paper.kept import read_rows, write_rows
+from equicam_paper.kept import read_kept, read_rows, write_rows
 from equicam_paper.matched import Samples
-from equicam_paper.page import answer_claims, counts, read_kept, write_page
+from equicam_paper.page import answer_claims, counts, site_pages, why_not_run, write_page
 from equicam_paper.provenance import (
     COMMIT,
     authors_draw,
@@ -58,8 +54,11 @@ from stand_ins import estimate, kept, measured, small
 from tests.conftest import Cnn, seeded
 
 ROOT = Path(__file__).parents[2]
+ROWS = ROOT / "docs/reproduce/rows"
 FACTS = {"version", "commit", "weights", "images", "device", "dtype", "compiled", "date", "n", "drawn"}
 GC, EG, SC = (f"main.{name}.resnet50.eq" for name in ("Grad-CAM", "EquiGrad-CAM", "Score-CAM"))
+VGG = "main.Grad-CAM.vgg16.eq"
+NAN = float("nan")
 
 
 @pytest.fixture
@@ -67,7 +66,7 @@ def folder(tmp_path):
     """Kept rows of one network: three claims of `main`, one of them on 300 images in a second folder."""
     main = kept(
         "main", measured(GC, 0.703, "grad-cam"), measured(EG, 0.8, "equigrad-cam"),
-        measured("", 0.9, "coverage: a map that ignores the image"), not_run("main.Grad-CAM.vgg16.eq", Remark("network", {"network": "vgg16"})),
+        measured("", 0.9, "coverage: a map that ignores the image"), not_run(VGG, Remark("network", {"network": "vgg16"})),
         not_run(SC, Remark("costly", {"passes": "2,048"})),
     )  # fmt: skip
     few = measured(GC, 0.5, "grad-cam", n=300), measured(SC, 0.494, "score-cam", n=300)
@@ -84,6 +83,12 @@ def page_of(folder):
     target.parent.mkdir(exist_ok=True)
     write_page(target, folder)
     return target.read_text()
+
+
+def section_of(folder, name="resnet50", experiment=""):
+    """The site's page of one folder of rows, or one table of it."""
+    text = {one: text for one, _, text in site_pages(folder, folder.parent / "docs/reproduce")}[name]
+    return text.split(f"(`{experiment}`)")[1].split("\n#")[0] if experiment else text
 
 
 def test_rows_carry_their_provenance_and_are_read_back(context):
@@ -108,8 +113,8 @@ def test_the_digest_is_of_contents(tiles, tmp_path):
     assert before == content_digest(items)
     other = tmp_path / "other.png"
     Image.open(items[0].path).rotate(90).save(other)
-    assert content_digest([replace(items[0], path=other), items[1]]) != before
-    assert content_digest([replace(items[0], path=tmp_path / "gone.png"), items[1]]) != before
+    for path in (other, tmp_path / "gone.png"):
+        assert content_digest([replace(items[0], path=path), items[1]]) != before
 
 
 def test_the_commit_is_given_or_found(monkeypatch):
@@ -120,8 +125,7 @@ def test_the_commit_is_given_or_found(monkeypatch):
     commit.cache_clear()
     found = commit()
     commit.cache_clear()
-    in_clone = (Path(__file__).parents[2] / ".git").exists()
-    assert re.fullmatch(r"[0-9a-f]{12}( with changes)?", found) if in_clone else found is None
+    assert re.fullmatch(r"[0-9a-f]{12}( with changes)?", found) if (ROOT / ".git").exists() else found is None
 
 
 def test_the_authors_draw_is_theirs():
@@ -146,31 +150,33 @@ def test_every_claim_counts_once(folder):
     assert answers[GC].verdict == "matches"  # on 1,000 images, not on 300
     assert answers[EG].verdict == "differs"
     assert answers[SC].folder == "resnet50-costly"
-    assert answers["main.Grad-CAM.vgg16.eq"].reason == "needs ImageNet weights of vgg16"
-    assert "CUB-200-2011" in answers["cub.pg.vgg16"].reason
+    assert why_not_run(VGG, answers[VGG]) == "needs ImageNet weights of vgg16"
+    assert "CUB-200-2011" in why_not_run("cub.pg.vgg16", answers["cub.pg.vgg16"])
 
 
 def test_the_page_is_written_from_rows(folder, tmp_path):
-    text = page_of(folder)
-    found = counts(answer_claims(read_kept(folder)))
-    assert f"**Of 371 claims, {found['matches']} match" in text.split("## ")[0]
-    assert f"{found['not run']} were not run" in text.split("## ")[0]
-    assert "## A network\n\n    equicam-paper reproduce all\n" in text
-    assert "equicam 1 at abc" in text
-    assert "a GPU" in text  # the provenance of the second section
-    assert "counted on 1,000 images, `main` of resnet50" in text  # one measurement, one verdict
+    text, found = page_of(folder), counts(answer_claims(read_kept(folder)))
+    assert f"**Of 371 claims, {found['matches']} match" in text
+    assert f"{found['not run']} were not run" in text
     published, ours = "0.703 (n = 10,000, ten per class)", "0.703 [0.699, 0.707]"
-    assert text.count(f"| grad-cam | {published} | {ours} | {ours} | 1000 | matches ± 0.03 |") == 1
+    line = f"| grad-cam | {published} | {ours} | {ours} | 1000 | matches ± 0.03 |\n"
+    assert text.count(line) == 1  # both sections of a network have one table
+    assert "| score-cam | " in text
+    section, costly = section_of(folder), section_of(folder, "resnet50-costly")
+    assert section.startswith("# A network\n\n    equicam-paper reproduce all\n")
+    assert "equicam 1 at abc" in section
+    assert line in section
+    assert "a GPU" in costly
+    assert "counted on 1,000 images, `main` of resnet50" in costly  # one measurement, one verdict
+    assert "![Table main: equivariance of every method](resnet50-main.png)" in section
     with Image.open(tmp_path / "docs/reproduce/resnet50-main.png") as plot:
         assert np.asarray(plot.convert("L")).std() > 10
 
 
 def test_the_page_judges_another_network_in_the_place_of_the_papers(folder):
     """ResNet-50 stands first; the other network answers no claim, and the page says how it would be judged."""
-    single, aligned = (
-        f"align.{name}.resnet50.eq"
-        for name in ("Grad-CAM single view", "Aligned feature-space (EquiGrad-CAM)")
-    )
+    names = ("Grad-CAM single view", "Aligned feature-space (EquiGrad-CAM)")
+    single, aligned = (f"align.{name}.resnet50.eq" for name in names)
     own = measured(single, 0.703, "grad-cam"), measured(aligned, 0.956, "equigrad-cam")
     write_rows(folder / "resnet50/alignment.json", kept("alignment", *own))
     other = measured("", 0.772, "grad-cam"), measured("", 0.957, "equigrad-cam")
@@ -182,41 +188,35 @@ def test_the_page_judges_another_network_in_the_place_of_the_papers(folder):
     text = page_of(folder)
     # Grad-CAM's in two tables, EquiGrad-CAM's, Score-CAM's
     assert "counted once each, these are 3 that match and 1 that differ." in text
-    assert (
-        "of 5 claims 2 match, 3 differ; with ResNet-50's own, 4 match, 1 differ. So 1 of the 4 matches (1 of 3 distinct ones)"
-        in text
-    )
-    assert f"say little about ResNet-50: `{aligned}` " in text
+    judged = "of 5 claims 2 match, 3 differ; with ResNet-50's own, 4 match, 1 differ."
+    assert f"{judged} So 1 of the 4 matches (1 of 3 distinct ones)" in text
+    assert f"ResNet-50: `{aligned}`." in text
 
 
 def networks(label, value, **of):
     """A row of several networks with random weights."""
-    facts = {"by_seed": [], "floor": float("nan"), "constant": 0.0} | of
+    facts = {"by_seed": [], "floor": NAN, "constant": 0.0} | of
     return replace(measured("", value, label), reason=Remark("networks", facts))
 
 
 def test_the_page_has_a_line_per_method_of_random_weights(folder, tmp_path):
-    nan, of_networks = float("nan"), {"floor": -0.1, "constant": 0.27}
+    of_networks = {"floor": -0.1, "constant": 0.27}
     given = networks("grad-cam, weights as given: Eq", 0.5)
     random = networks("grad-cam, all random: Eq", 0.6, by_seed=[0.0, 0.9], **of_networks)
     assert given.note == ""
-    assert (
-        random.note
-        == "by seed 0.000, 0.900; unrelated images -0.100; 27% of the maps are constant and count 0"
-    )
-    dead = networks("grad-cam, all random: Eq", 0.6, by_seed=[nan, 0.9], **of_networks)
+    assert random.note.startswith("by seed 0.000, 0.900; unrelated images -0.100; 27% of the maps")
+    dead = networks("grad-cam, all random: Eq", 0.6, by_seed=[NAN, 0.9], **of_networks)
     write_rows(tmp_path / "dead.json", kept("sanity", dead))
     assert read_rows(tmp_path / "dead.json").rows[0].note.startswith("by seed nan, 0.900")
-    refused = replace(
-        networks("ablation-cam, all random: Eq", 0.5, by_seed=[nan] * 2), clean=Estimate(nan, nan, nan, 0)
-    )
+    refused = networks("ablation-cam, all random: Eq", 0.5, by_seed=[NAN] * 2)
+    refused = replace(refused, clean=Estimate(NAN, NAN, NAN, 0))
     alike = measured("", -0.2, "grad-cam, all random: Pearson with the map of the weights as given")
     rows = [given, random, measured("", 0.7, "equigrad-cam, all random: Eq"), refused, alike]
     left = replace(
         given, label="head random", clean=None, as_published=None, verdict="not run", reason=Remark("note", {"text": "later"})
     )  # fmt: skip
     write_rows(folder / "resnet50/sanity.json", kept("sanity", *rows, left))
-    text = page_of(folder).split("(`sanity`)")[1].split("\n#")[0]
+    text = section_of(folder, experiment="sanity")
     steps = "| weights as given | head random | last quarter random | last half random | all random |"
     assert text.count(f"| method {steps}") == 2  # Eq, and what unrelated images reach
     for line in (
@@ -236,19 +236,17 @@ def test_the_page_has_a_line_per_method_of_random_weights(folder, tmp_path):
     latex = as_latex(rows, "Model randomisation", "equicam 1")
     assert latex.count("\\begin{table}") == 3
     assert latex.count("% equicam 1") == 1
-    assert (
-        "grad-cam & 0.500 [0.496, 0.504] &  &  &  & 0.600 [0.596, 0.604], by seed 0.000, 0.900 \\\\" in latex
-    )
+    assert "& 0.500 [0.496, 0.504] &  &  &  & 0.600 [0.596, 0.604], by seed 0.000, 0.900 \\\\" in latex
     assert "by seed" not in as_latex([measured("", 0.5, "grad-cam")], "A", "B")
 
 
-def test_the_terminal_shows_random_weights_a_line_per_method_and_cuts_no_name(monkeypatch, tmp_path):
+def test_the_terminal_shows_random_weights_a_line_per_method_and_cuts_no_name(context, monkeypatch, tmp_path):
     methods = [f"equigrad-cam{end}" for end in ("+pcf", "+soft", "-combined", "-fine")]
     labels = [f"{method}, {weights}: Eq" for method in methods for weights in plots.RANDOM_WEIGHTS]
     rows = tuple(measured("", 0.5, label) for label in labels)
     found = reproduce.Reproduction("Model randomisation", rows, tmp_path / "sanity.json", {})
-    monkeypatch.setattr(reproduce, "reproduce", lambda *_a, **_k: found)
-    command = ["reproduce", "sanity", "--data", "images", "--model", "embedded"]
+    monkeypatch.setattr(reproduce, "run_experiment", lambda *_: found)
+    command = ["reproduce", "sanity", "--data", str(context.data), "--model", "embedded"]
     shown = CliRunner(env={"COLUMNS": "80"}).invoke(app, command).output
     assert "…" not in shown
     assert all(shown.count(end) == 2 for end in ("pcf", "soft", "combined", "fine"))  # in two tables
@@ -257,10 +255,11 @@ def test_the_terminal_shows_random_weights_a_line_per_method_and_cuts_no_name(mo
 
 @pytest.mark.parametrize(("method", "said"), [("rise-400", True), ("equigrad-cam", False)])
 def test_maps_that_are_all_constant_with_random_weights_are_named(folder, method, said):
-    rows = [networks(f"{name}, all random: Eq", 1 - share, floor=0.0, constant=share) for name, share in ((method, 1.0), ("grad-cam", 0.4))]  # fmt: skip
+    shares = {method: 1.0, "grad-cam": 0.4}
+    rows = [networks(f"{m}, all random: Eq", 1 - s, floor=0.0, constant=s) for m, s in shares.items()]
     sane = kept("sanity", *rows)
     write_rows(folder / "resnet50/sanity.json", sane)
-    text = page_of(folder).split("(`sanity`)")[1].split("\n#")[0]
+    text = section_of(folder, experiment="sanity")
     assert (f"Where all maps by {method} are constant" in text) == said
     figure = plots.compose(plots.panels_of(sane), "title")
     assert [one.get_text() for one in figure.axes[0].texts] == ["constant", ".60 ± .00"]
@@ -277,33 +276,35 @@ def test_plots_of_fine_tunes_and_of_costs_share_no_scale_with_other_numbers():
     assert "n = 1,000" in plots.heading(kept("main"))
     (times,) = plots.panels_of(cost)
     assert times.title == "time of a map, median of 100 rounds"
+    assert all(load_experiment(name).title in plots.heading(kept(name)) for name in EXPERIMENTS)
 
 
 def test_commands_of_claims_about_costly_methods_say_so(folder):
     other = Remark("network", {"network": "vgg16"})
     rows = [not_run(f"main.{name}.vgg16.eq", other) for name in ("Grad-CAM", "Score-CAM")]
     write_rows(folder / "resnet50/main.json", kept("main", *rows))
-    text = page_of(folder).split("## Not run here")[1]
+    text = section_of(folder, "not-run")
     run = "about vgg16: `equicam-paper reproduce main --data ILSVRC2012/val --model vgg16"
     assert f"| `main` | 1 | {run} --n 10000` |" in text
     assert f"| `main` | 1 | {run} --costly --n 500` |" in text
 
 
 def test_the_page_of_this_repository_is_what_its_rows_say(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        page, "write_page_plot", lambda kept, path: path if kept.experiment in plots.ON_PAGE else None
-    )
-    write_page(tmp_path / "reproduce.md", ROOT / "docs/reproduce/rows")
+    monkeypatch.setattr(page, "write_page_plot", lambda _kept, _path: None)
+    write_page(tmp_path / "reproduce.md", ROWS)
     text = (tmp_path / "reproduce.md").read_text()
-    assert text == (ROOT / "docs/reproduce.md").read_text(), (
-        "equicam-paper reproduce --page docs/reproduce.md"
-    )
-    shown = set(re.findall(r"]\(reproduce/(.+?\.png)\)", text))
-    assert shown
-    assert shown == {path.name for path in (ROOT / "docs/reproduce").glob("*.png")}
+    assert text == (ROOT / "docs/reproduce.md").read_text(), "equicam-paper reproduce --page …"
+    assert text.count("\n") <= 300
+    pages = {name: text for name, _, text in site_pages(ROWS, ROWS.parent)}
+    assert pages.keys() == {path.name for path in ROWS.iterdir()} | {"not-run"}
+    shown = {name for text in pages.values() for name in re.findall(r"]\((\S+\.png)\)", text)}
+    assert shown == {path.name for path in ROWS.parent.glob("*.png")}
+    ran = [row for path in KEPT for row in read_rows(path).ran if path.stem != "sanity"]
+    lines = sum(text.count("\n| ") for name, text in pages.items() if name != "not-run")
+    assert lines > len(ran) > 1000  # a line for each row, and heads
 
 
-KEPT = sorted(path for path in (ROOT / "docs/reproduce/rows").glob("*/*.json") if path.stem != "section")
+KEPT = sorted(path for path in ROWS.glob("*/*.json") if path.stem != "section")
 
 
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: f"{path.parent.name}-{path.stem}")
@@ -314,12 +315,11 @@ def test_kept_rows_have_the_verdicts_of_the_present_rule(path, tmp_path):
 
 
 def test_the_kept_rows_have_a_negative_control():
-    kept_rows = read_kept(ROOT / "docs/reproduce/rows")
+    kept_rows = read_kept(ROWS)
     judged = list(judge_in_place(kept_rows["resnet50"], kept_rows["mobilenet_v2"]))
     assert len(judged) > 30
-    assert sum(one.other.verdict == "differs" for one in judged) > sum(
-        one.other.verdict == "matches" for one in judged
-    )
+    verdicts = [one.other.verdict for one in judged]
+    assert verdicts.count("differs") > verdicts.count("matches")
     sections = [(kept_rows[f"resnet50{end}"], kept_rows[f"mobilenet_v2{end}"]) for end in ("", "-costly")]
     own = {row.claim for mine, _ in sections for one in mine.values() for row in one.ran if row.within}
     compared = {one.own.claim for pair in sections for one in judge_in_place(*pair)}
@@ -329,12 +329,17 @@ def test_the_kept_rows_have_a_negative_control():
     assert f"{len(own - compared)} more claims that an interval decides have no counterpart." in text
 
 
-def test_small_numbers_are_not_shown_as_0():
-    nan = float("nan")
-    assert interval(Estimate(2.1e-7, nan, nan, 8)) == "2e-07"
-    assert interval(Estimate(0.0, nan, nan, 8)) == "0.000"
-    assert interval(Estimate(-0.0004, -0.001, 0.0002, 8)) == "-0.000 [-0.001, 0.000]"
-    assert interval(Estimate(0.0005, nan, nan, 8), 2) == "0.0005"
+@pytest.mark.parametrize(
+    ("found", "digits", "text"),
+    [
+        (Estimate(2.1e-7, NAN, NAN, 8), 3, "2e-07"),
+        (Estimate(0.0, NAN, NAN, 8), 3, "0.000"),
+        (Estimate(-0.0004, -0.001, 0.0002, 8), 3, "-0.000 [-0.001, 0.000]"),
+        (Estimate(0.0005, NAN, NAN, 8), 2, "0.0005"),
+    ],
+)
+def test_small_numbers_are_not_shown_as_0(found, digits, text):
+    assert interval(found, digits) == text
 
 
 def test_a_row_that_counts_elsewhere_says_where_and_nothing_about_its_own_verdict(folder):
@@ -348,11 +353,10 @@ def test_a_row_that_counts_elsewhere_says_where_and_nothing_about_its_own_verdic
     assert few.verdict == "undecided"
     assert "margin" in few.note
     write_rows(folder / "resnet50-costly/main.json", kept("main", few, n=300))
-    text = page_of(folder)
-    assert "| counted in `constants` of resnet50 |" in text
-    costly = text.split("counted on 1,000 images, `main` of resnet50")[1].split("###")[0]
+    assert "| counted in `constants` of resnet50 |" in section_of(folder, "mobilenet_v2")
+    costly = section_of(folder, "resnet50-costly", "main").split("`main` of resnet50")[1]
     assert "- grad-cam: of few images\n" in costly
-    assert "margin" not in costly.split("## ")[0]
+    assert "margin" not in costly
 
 
 def test_a_page_needs_rows(tmp_path):
@@ -372,7 +376,8 @@ def test_table_with_another_provenance_says_so(folder):
     other = kept("alignment", measured("", 0.5, "grad-cam"), device="another GPU")
     write_rows(folder / "resnet50/alignment.json", other)
     write_rows(folder / "resnet50/blur.json", kept("blur", measured("", 0.5, "grad-cam")))
-    assert describe(other.provenance) in page_of(folder).split("(`alignment`)")[1]
+    assert describe(other.provenance) in section_of(folder, experiment="alignment")
+    assert describe(other.provenance) not in section_of(folder, experiment="blur")
 
 
 def test_plots_of_trainings_show_every_fine_tune():
@@ -442,10 +447,8 @@ def test_csv_and_latex():
     assert (line["clean_value"], line["clean_n"], line["as_published_value"]) == ("0.25", "1000", "")
     assert line["note"] == 'a, "b"'
     text = as_latex([row, not_run(GC, "why")], "A & B", "equicam 1")
-    assert (
-        r"=$\gamma$\_1 \& 50 \% of \textbar{}x\textbar{} & 0.5 &  & 0.250 [0.246, 0.254] & measured \\"
-        in text
-    )
+    line = r"=$\gamma$\_1 \& 50 \% of \textbar{}x\textbar{} & 0.5 &  & 0.250 [0.246, 0.254] & measured \\"
+    assert line in text
     for command in (r"\toprule", r"\midrule", r"\bottomrule", r"\caption{A \& B. "):
         assert command in text
     assert text.count("\\\\\n") == 2
@@ -462,11 +465,7 @@ def test_an_experiment_writes_its_plot_in_three_formats(context, out, name):
     assert "(a) " in svg  # panels have letters
     if name != "alignment":
         assert "r = " in svg
-    with Image.open(out / f"{name}.png") as plot:
-        assert plot.info["dpi"][0] == pytest.approx(200, abs=1)
-        assert np.asarray(plot.convert("L")).std() > 10
     assert (out / f"{name}.csv").read_text().startswith("claim,what,published,")
-    assert "\\bottomrule" in (out / f"{name}.tex").read_text()
 
 
 def test_correlations_have_p_where_rows_are_independent():
@@ -489,11 +488,6 @@ def test_the_text_of_a_scatter_covers_no_mark():
         assert not any(box.contains(*mark) for mark in marks)
         assert box.x1 <= axes.get_window_extent().x1
         assert box.y1 <= axes.get_window_extent().y1
-
-
-def test_every_plot_has_its_experiments_title():
-    for name in EXPERIMENTS:
-        assert load_experiment(name).title in plots.heading(kept(name))
 
 
 def test_the_runner_goes_on_after_a_failure(context, tmp_path, monkeypatch):
@@ -545,7 +539,7 @@ def test_the_command_runs_all_and_answers_in_json(context, tmp_path):
         jsonschema.validate(found, schema)
         return result.exit_code, found
 
-    given = (
+    given = [
         "--data",
         context.data,
         "--n",
@@ -556,7 +550,7 @@ def test_the_command_runs_all_and_answers_in_json(context, tmp_path):
         "resnet50",
         "--out",
         tmp_path,
-    )
+    ]
     rows = tmp_path / "rows"
     code, found = answer("all", *given, "--only", "hooks,localisation", "--rows", rows / "resnet50")
     assert code == 1  # the images have no boxes
@@ -573,10 +567,15 @@ def test_costly_methods_have_a_limit(context):
     assert replace(context, costly=True, max_passes=2048).affordable(methods) == methods[:3]
 
 
-def test_the_script_runs_rise(context, monkeypatch):
+@pytest.fixture
+def script(monkeypatch):
+    """scripts/reproduce_all.py as a fresh module."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import reproduce_all as script
+    monkeypatch.delitem(sys.modules, "reproduce_all", raising=False)
+    return importlib.import_module("reproduce_all")
 
+
+def test_the_script_runs_rise(context, script):
     costly = replace(context, costly=True, max_passes=script.MAX_PASSES)
     assert costly.affordable(["rise", "aug-score-cam"]) == ["rise"]
     assert reproduce.costly_passes(costly)["main"] == 8 * (2048 + 8000 + 50)
@@ -593,23 +592,19 @@ def test_matched_runs_with_another_dtype(tiles, out):
     """In one folder, and without taking the kept evaluation of the other."""
     model = equicam.wrap(seeded(Cnn).float(), layer="trunk", preprocess=lambda image: small(image).float())
     plain = Context(model, tiles, out)
-    found = [
-        Samples(one, "ours").eq("prefix4000", "grad-cam")
-        for one in (plain, replace(plain, options={"dtype": torch.bfloat16}))
-    ]
-    assert found[0].value == pytest.approx(found[1].value, abs=0.1)
-    assert found[0].value != found[1].value
+    both = (plain, replace(plain, options={"dtype": torch.bfloat16}))
+    one, other = (Samples(of, "ours").eq("prefix4000", "grad-cam").value for of in both)
+    assert one == pytest.approx(other, abs=0.1)
+    assert one != other
 
 
 def test_methods_of_many_passes_are_kept_on_their_own(context, tmp_path):
-    from equicam_paper import context as module
-
     context = replace(context, out=tmp_path)
     both = context.evaluate(["recipro-cam", "grad-cam"])
     whole = equicam.evaluate(context.model, context.sample, methods=["grad-cam", "recipro-cam"])
     assert both.table.num_rows == whole.num_rows > 0
     for method in ("grad-cam", "recipro-cam"):
-        assert both.eq(method).value == pytest.approx(module.Evaluation(whole).eq(method).value)
+        assert both.eq(method).value == pytest.approx(Evaluation(whole).eq(method).value)
     files = {path.name for path in context.out.glob("evaluation-*.parquet")}
     assert len(files) == 2
     context.evaluate(["grad-cam", "grad-cam++", "recipro-cam"])
@@ -618,14 +613,12 @@ def test_methods_of_many_passes_are_kept_on_their_own(context, tmp_path):
 
 @pytest.mark.parametrize("costly", [False, True])
 def test_costly_sections_compile_only_methods_of_many_passes(context, tmp_path, monkeypatch, costly):
-    from equicam_paper import context as module
-
     def evaluate(*given, methods, compiled=False, **options):
         chosen.update(dict.fromkeys(methods, compiled))
         return real(*given, methods=methods, **options)
 
-    chosen, real = {}, module.evaluate
-    monkeypatch.setattr(module, "evaluate", evaluate)
+    chosen, real = {}, context_module.evaluate
+    monkeypatch.setattr(context_module, "evaluate", evaluate)
     context = replace(context, out=tmp_path, costly=costly, options={"compiled": True})
     context.evaluate(["grad-cam", "recipro-cam"])
     assert chosen == {"grad-cam": not costly, "recipro-cam": True}
@@ -633,8 +626,6 @@ def test_costly_sections_compile_only_methods_of_many_passes(context, tmp_path, 
 
 def test_kept_scores_are_of_one_code_and_its_options(context, tmp_path, monkeypatch):
     """Scores in files are taken by the same code, weights and options, and by no other."""
-    from equicam_paper import context as module
-
     context = replace(context, out=tmp_path, costly=True)
 
     def folders(one):
@@ -646,7 +637,7 @@ def test_kept_scores_are_of_one_code_and_its_options(context, tmp_path, monkeypa
     assert len(first) == 1
     assert folders(context) == first
     assert len(folders(replace(context, options={"dtype": None}))) == 2
-    monkeypatch.setattr(module, "commit", lambda: "another")
+    monkeypatch.setattr(context_module, "commit", lambda: "another")
     assert len(folders(context)) == 3
 
 
@@ -657,12 +648,8 @@ def test_provenance_names_the_precision(context):
     assert (other["dtype"], other["compiled"]) == ("bfloat16", True)
 
 
-def test_the_script_tunes_runs_and_resumes(tuned, tiles, tmp_path, monkeypatch, capsys):
+def test_the_script_tunes_runs_and_resumes(script, tuned, tiles, tmp_path, monkeypatch, capsys):
     """A section of a domain: fine-tunes that are there are taken, experiments that fail are counted."""
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    sys.modules.pop("reproduce_all", None)
-    import reproduce_all as script
-
     arch, files = tuned
     made = []
 
@@ -688,7 +675,7 @@ def test_the_script_tunes_runs_and_resumes(tuned, tiles, tmp_path, monkeypatch, 
     assert script.run_section(f"{tiles.name}-resnet50", plan) == 0
     assert len(made) == 3  # taken from the folder
     assert "triage" in capsys.readouterr().out
-    assert page.read_kept(rows)
+    assert read_kept(rows)
     found = read_rows(section / "triage.json").rows
     assert set(VERDICTS) >= {row.verdict for row in found}
     assert any(row.label.endswith(", seed 2") for row in found)
@@ -734,18 +721,10 @@ def test_fine_tunes_side_by_side_load_images_as_one_alone_does(tmp_path):
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
-def test_a_fine_tune_that_fails_leaves_the_others(tmp_path, monkeypatch, capsys, at_once):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    sys.modules.pop("reproduce_all", None)
-    import reproduce_all as script
-
+def test_a_fine_tune_that_fails_leaves_the_others(script, tmp_path, capsys, at_once):
     plan = script.Plan(tmp_path, tmp_path, tmp_path, tmp_path, None, 3, None, (), False, None, None, at_once)
     there = tmp_path / "there.safetensors"
     there.touch()
-    files = {
-        ("plain", 0): there,
-        ("rotated", 0): tmp_path / "missing" / "weights.safetensors",
-        ("plain", 1): there,
-    }
+    files = {("plain", 0): there, ("rotated", 0): tmp_path / "missing/weights", ("plain", 1): there}
     assert script.tune_all(plan, "no-such-data", "resnet18", "start.safetensors", files) == 1
     assert "fine-tune rotated0 failed: " in capsys.readouterr().out

@@ -49,6 +49,8 @@ def test_every_page_is_on_the_site(site):
     pages = [page.relative_to(ROOT / "docs").with_suffix(".html") for page in ROOT.glob("docs/**/*.md")]
     assert len(pages) > 30
     assert not [page for page in pages if not (site / page).is_file()]
+    rows = [folder.name for folder in (ROOT / "docs/reproduce/rows").iterdir()]
+    assert not [name for name in (*rows, "not-run") if not (site / f"reproduce/{name}.html").is_file()]
     assert "Steady does not mean right" in Resources((site / "glossary.html").read_text()).text
 
 

@@ -18,6 +18,7 @@ CUB = ("images.txt", "image_class_labels.txt", "bounding_boxes.txt", "train_test
 PATCHES = re.compile(r"camelyonpatch_level_2_split_(train|valid|test)_x\.h5")
 CENTRE: Box = (32.0, 32.0, 64.0, 64.0)
 """The centre third of a 96×96 patch decides its label: a negative patch may contain tumour outside it."""
+FIX = "a fresh copy of it"
 
 
 def cub(root: Path, split: str | None) -> list[Item] | None:
@@ -28,26 +29,17 @@ def cub(root: Path, split: str | None) -> list[Item] | None:
     if split not in (None, "train", "test", "all"):
         raise _no_split("CUB-200-2011", split, ["train", "test", "all"])
     wanted = {"train": ("1",), "all": ("0", "1")}.get(split or "test", ("0",))
-    paths, labels, boxes, trained = (_table(base / name) for name in CUB)
-    items, ids = [], set()
+    files = [base / name for name in CUB]
+    paths, labels, boxes, trained = map(_table, files)
+    items = []
     for number, path in paths.items():
-        if _cell(trained, number, base / CUB[3]) not in wanted:
-            continue
-        what = f"image {number} in {str(base / CUB[2])!r}"
-        items.append(
-            Item(
-                id=valid_utf8(path),
-                path=base / "images" / path,
-                label=_class(_cell(labels, number, base / CUB[1]), number, base / CUB[1]),
-                boxes=(_corners(_cell(boxes, number, base / CUB[2]), what=what),),
-            )
-        )
-        ids.add(items[-1].id)
-    if len(ids) < len(items) or not items:
-        raise EquicamError(
-            f"file {str(base / CUB[0])!r}", "one image per line, each once",
-            f"{len(items)} lines of {len(ids)} images in this split", "a fresh copy of it",
-        )  # fmt: skip
+        if _cell(trained, number, files[3]) in wanted:
+            label = _class(_cell(labels, number, files[1]), number, files[1])
+            box = _corners(_cell(boxes, number, files[2]), what=f"image {number} in {str(files[2])!r}")
+            items.append(Item(id=valid_utf8(path), path=base / "images" / path, label=label, boxes=(box,)))
+    if not items or (count := len({item.id for item in items})) < len(items):
+        got = f"{len(items)} lines of {count if items else 0} images in this split"
+        raise EquicamError(f"file {str(files[0])!r}", "one image per line, each once", got, FIX)
     return items
 
 
@@ -57,9 +49,8 @@ def is_cub(root: Path) -> bool:
 
 
 def _cub_folder(root: Path) -> Path | None:
-    return next(
-        (p for p in (root, root / "CUB_200_2011") if all((p / name).is_file() for name in CUB[:2])), None
-    )
+    folders = (root, root / "CUB_200_2011")
+    return next((p for p in folders if all((p / name).is_file() for name in CUB[:2])), None)
 
 
 def _table(file: Path) -> dict[str, str]:
@@ -68,25 +59,21 @@ def _table(file: Path) -> dict[str, str]:
     for line, text in enumerate(read_lines(file), 1):
         number, _, rest = text.partition(" ")
         if not rest or number in found or not re.fullmatch("[0-9]{1,9}", number):
-            raise EquicamError(
-                f"file {str(file)!r}, line {line},", "a new image number and a value", repr(text)[:80],
-                "a fresh copy of it",
-            )  # fmt: skip
+            what = f"file {str(file)!r}, line {line},"
+            raise EquicamError(what, "a new image number and a value", repr(text)[:80], FIX)
         found[number] = rest
     return found
 
 
 def _cell(table: dict[str, str], number: str, file: Path) -> str:
     if number not in table:
-        raise EquicamError(f"file {str(file)!r}", f"a line for image {number}", "none", "a fresh copy of it")
+        raise EquicamError(f"file {str(file)!r}", f"a line for image {number}", "none", FIX)
     return table[number]
 
 
 def _class(text: str, number: str, file: Path) -> int:
     if not re.fullmatch("[0-9]{1,9}", text) or int(text) < 1:
-        raise EquicamError(
-            f"image {number} in {str(file)!r}", "a class from 1 on", repr(text)[:80], "a fresh copy of it"
-        )
+        raise EquicamError(f"image {number} in {str(file)!r}", "a class from 1 on", repr(text)[:80], FIX)
     return int(text) - 1
 
 
@@ -95,7 +82,7 @@ def _corners(text: str, *, what: str) -> Box:
     try:
         x, y, width, height = (float(v) for v in text.split())
     except ValueError as error:
-        raise EquicamError(what, "x y width height", repr(text)[:80], "a fresh copy of it") from error
+        raise EquicamError(what, "x y width height", repr(text)[:80], FIX) from error
     return parse_box((x, y, x + width, y + height), what=what)
 
 
@@ -125,16 +112,10 @@ def patch_camelyon_file(path: Path, split: str | None) -> list[Item] | None:
 def _patches(images: Path, split: str) -> list[Item]:
     count = hdf5.count_images(images)
     labels = hdf5.read_labels(images.with_name(f"{images.stem[:-1]}y.h5"), count=count)
+    regions = [CENTRE if label == 1 else None for label in labels]
     return [
-        Item(
-            f"{split}-{i:06}",
-            images,
-            label,
-            region=CENTRE if label == 1 else None,
-            index=i,
-            read=hdf5.read_image,
-        )
-        for i, label in enumerate(labels)
+        Item(f"{split}-{i:06}", images, label, region=region, index=i, read=hdf5.read_image)
+        for i, (label, region) in enumerate(zip(labels, regions, strict=True))
     ]
 
 
@@ -149,23 +130,16 @@ def _no_split(what: str, split: str | None, splits: list[str]) -> EquicamError:
     return EquicamError(what, "an existing split", repr(split), quote_names(splits))
 
 
-LAYOUTS: tuple[Callable[[Path, str | None], list[Item] | None], ...] = (
-    patch_camelyon,
-    cub,
-    imagenet,
-    resisc45,
-)
+Layout = Callable[[Path, str | None], list[Item] | None]
+LAYOUTS: tuple[Layout, ...] = (patch_camelyon, cub, imagenet, resisc45)
 """In the order they are tried; the first that returns items wins."""
 
 
 def find_items(source: str | Path, *, split: str | None = None, group_by: str | None = None) -> list[Item]:
-    """The items of a published data set, and of any other source those that equicam finds; the options are equicam's."""
+    """The items of a published data set, and of any other source those that equicam finds, by its options."""
     path = as_path(source)
-    if group_by is None and isinstance(path, Path):
-        found = limited.call(_published, path, split)
-        if found is not None:
-            return found
-    return sources.find_items(source, split=split, group_by=group_by)
+    known = limited.call(_published, path, split) if group_by is None and isinstance(path, Path) else None
+    return sources.find_items(source, split=split, group_by=group_by) if known is None else known
 
 
 def _published(path: Path, split: str | None) -> list[Item] | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 METHODS = {
     "Grad-CAM": "grad-cam",
@@ -25,10 +26,8 @@ METHODS = {
     "Transformer Attribution": "transformer-attribution",
 }
 """The paper's method names and ours."""
-METRICS = {"Eq": "eq", "Ins": "insertion", "Del": "deletion"}
-"""The paper's metric names and ours."""
-NETWORKS = ("resnet50", "vgg16", "vit_b_16")
-"""The paper's networks on ImageNet."""
+METRICS = {"Eq": "eq", "Ins": "insertion", "Del": "deletion"}  # the paper's metric names and ours
+NETWORKS = ("resnet50", "vgg16", "vit_b_16")  # the paper's, on ImageNet
 TITLES = {
     "resnet50": "ResNet-50",
     "mobilenet_v2": "MobileNetV2",
@@ -36,14 +35,18 @@ TITLES = {
     "vit_b_16": "ViT-B/16",
     "vit_small": "ViT-S/14",
 }
-"""Networks as a page writes them."""
-LARGE = "vit_l_16"
-"""The network of the scale test."""
-DOMAINS = ("PatchCamelyon", "RESISC45")
-"""The paper's domains besides ImageNet."""
-CUB = "CUB-200"
-"""The paper's images of birds, as claims name them."""
 
+
+def section_title(folder: str) -> str:
+    """The network and the images of a folder of rows: `aerial-vgg16` is "VGG-16, aerial"."""
+    data, _, network = folder.removesuffix("-costly").rpartition("-")
+    title = f"{TITLES.get(network, network)}, {data or 'ImageNet'}"
+    return f"{title}, methods of many passes" if folder.endswith("-costly") else title
+
+
+LARGE = "vit_l_16"  # of the scale test
+DOMAINS = ("PatchCamelyon", "RESISC45")  # besides ImageNet
+CUB = "CUB-200"  # images of birds
 SAMPLES = {
     "S10k": "ten per class",
     "S2k-spread": "two per class",
@@ -55,11 +58,10 @@ SAMPLES = {
 }
 """How the authors drew the sample of a claim, by its name there."""
 FIRST_CLASSES = ("S2k-prefix", "prefix")
-"""Samples of the first classes, all of them animals: their Eq is higher than that of samples over all classes."""
+"""Samples of the first classes, all of them animals: their Eq is higher than that over all classes."""
 IMAGES_OF_PAIRS = {14_000: 2000, 8646: 2000, 7000: 1000}
 """Where a claim's n counts pairs of an image and an angle, the images behind it."""
-MIN_IMAGES = 100
-"""With fewer, an interval is too narrow to decide anything."""
+MIN_IMAGES = 100  # with fewer, an interval is too narrow to decide anything
 
 
 @dataclass(frozen=True)
@@ -169,14 +171,13 @@ def claims() -> dict[str, Claim]:
     return {name: _claim(name, entry) for name, entry in found.items()}
 
 
-def _claim(name: str, entry: dict[str, object]) -> Claim:
-    given, n = entry.get("value"), entry.get("n")
+def _claim(name: str, entry: dict[str, Any]) -> Claim:
+    given, ci95 = entry.get("value"), entry.get("ci95")
     values = [v for v in (given if isinstance(given, list) else [given]) if isinstance(v, int | Decimal)]
-    metric, of, method, sample = (str(entry.get(key, "")) for key in ("metric", "of", "method", "sample"))
-    interval = entry.get("ci95")
-    ci95 = (float(interval[0]), float(interval[1])) if isinstance(interval, list) else None
-    numbers, digits = tuple(map(float, values)), max(map(_digits, values), default=0)
-    return Claim(name, numbers, n if isinstance(n, int) else None, metric, of, method, sample, ci95, digits)
+    texts: Any = {key: str(entry.get(key, "")) for key in ("metric", "of", "method", "sample")}
+    interval = (float(ci95[0]), float(ci95[1])) if ci95 else None
+    digits = max(map(_digits, values), default=0)
+    return Claim(name, tuple(map(float, values)), entry.get("n"), ci95=interval, digits=digits, **texts)
 
 
 def _digits(value: int | Decimal) -> int:

@@ -22,7 +22,7 @@ from equicam.readers.layout import is_block_norm
 from equicam.readers.model import Model
 from equicam.recipe import Recipe
 from equicam_paper.claims import Claim, claims
-from equicam_paper.context import FORWARD_PASSES, Context, Evaluation, Experiment, another_network
+from equicam_paper.context import FORWARD_PASSES, Context, Evaluation, another_network
 from equicam_paper.measure import SCORE_CAM_WEIGHTS, constant_share, layer_gradient
 from equicam_paper.rows import (
     Both,
@@ -30,29 +30,25 @@ from equicam_paper.rows import (
     Remark,
     Row,
     by_definition,
+    checked,
     compare,
     correlation,
     costly,
-    few_images,
     not_run,
     note,
     number,
+    too_few,
     with_verdict,
 )
 
 METHODS = ("grad-cam", "grad-cam++", "layer-cam", "aug-cam", "equigrad-cam+pcf", "equigrad-cam")
 IMAGES = 8
 IMAGES_PER_BATCH = 16
-FLAT = {"blank", "constant"}
-"""Flags of a map that shows nothing."""
-INPUT_SIDE = 224
-"""Of the paper's images, in pixels."""
-IDENTICAL = 1e-5
-"""Largest difference of two maps that are the same but for rounding."""
+FLAT = {"blank", "constant"}  # flags of a map that shows nothing
+INPUT_SIDE = 224  # of the paper's images, in pixels
+IDENTICAL = 1e-5  # largest difference of two maps that are the same but for rounding
 PLOTTED = "a constant in the authors' figure script, of unknown origin; `equicam-paper reproduce cost` measures cost"
-IDENTITY = (
-    "an identity where the head is pooling and a linear layer: the gradient is the same at every position"
-)
+IDENTITY = "an identity where the head pools before a linear layer: the gradient is everywhere the same"
 CENTRED = "theirs is centred on the fused map, ours on the mean of the views"
 NO_STARS = "no stars here: tests give log10 p, which does not underflow"
 
@@ -64,11 +60,10 @@ def constants(context: Context) -> Iterator[Row]:
     yield _most_constant(context)
     if context.backbone == "resnet50":
         xgrad, plain = (explain(context.model, x, method=m).map for m in ("xgrad-cam", "grad-cam"))
-        apart, label = float((xgrad - plain).abs().max()), "largest difference of xgrad-cam and grad-cam"
-        same, few = apart < IDENTICAL, few_images(len(x))
-        yield with_verdict(
-            "xgrad.r50.agree", Both(number(apart, len(x)), None), "by definition" if same else "undecided" if few else "differs",
-            label=label, reason=f"{apart:.0e}, {IDENTITY}", why=None if same else few,
+        apart = number(float((xgrad - plain).abs().max()), len(x))
+        yield checked(
+            "xgrad.r50.agree", Both(apart, None), apart.value < IDENTICAL, label="largest difference of xgrad-cam and grad-cam",
+            reason=f"{apart.value:.0e}, {IDENTITY}", unless=too_few(apart),
         )  # fmt: skip
         yield _readme(context)
 
@@ -85,16 +80,15 @@ def _constants(side: int) -> Iterator[Row]:
         ("eq_angles_off_grid", sum(as_transform(angle).key not in grid for angle in ANGLES)),
     ):
         yield by_definition(f"const.{name}", value, label=f"{name} = {value:g}")
-    theirs, ours = (
-        ", ".join(f"{angle:g}" for angle in angles) for angles in (claims()["const.eq_angles"].values, ANGLES)
-    )
-    verdict = "by definition" if ours == theirs else "differs"
-    yield with_verdict("const.eq_angles", Both(None, None), verdict, label=f"angles {ours}", published=theirs)
+    published = claims()["const.eq_angles"].values
+    theirs, ours = (", ".join(f"{angle:g}" for angle in angles) for angles in (published, ANGLES))
+    same, label = ours == theirs, f"angles {ours}"
+    yield checked("const.eq_angles", Both(None, None), same, label=label, published=theirs)
     reach, (pad,) = side * (math.sqrt(2) - 1) / 2, claims()["const.pad_px"].values
-    other = None if side == INPUT_SIDE or reach <= pad else Remark("other-input", {})
-    yield with_verdict(
-        "const.pad_px", Both(number(reach), None), "by definition" if reach <= pad else "undecided" if other else "differs", published=f"{pad:g}",
-        label="pixels of their padding that a rotation uses", reason="their padding is enough; ours reflects as far as a rotation reaches", why=other,
+    yield checked(
+        "const.pad_px", Both(number(reach), None), reach <= pad, published=f"{pad:g}",
+        label="pixels of their padding that a rotation uses", reason="their padding is enough; ours reflects as far as a rotation reaches",
+        unless=None if side == INPUT_SIDE else Remark("other-input", {}),
     )  # fmt: skip
     yield not_run("const.significance_star_p", NO_STARS)
 
@@ -132,8 +126,7 @@ def _readme(context: Context) -> Row:
 
 
 def _missing(context: Context, claim: Claim) -> Remark:
-    plotted = note(PLOTTED)
-    return plotted if claim.id.startswith("code.time") else another_network(context, claim)
+    return note(PLOTTED) if claim.id.startswith("code.time") else another_network(context, claim)
 
 
 def constant_maps(context: Context) -> Iterator[Row]:
@@ -148,9 +141,10 @@ def constant_maps(context: Context) -> Iterator[Row]:
     group = [item.group or item.id for item in context.sample] if context.groups else None
     share = constant.map(lambda c: statistics.proportion(int(c.sum()), len(c)))
     fewer = statistics.compare(constant.clean, constant.as_published, group=group).difference
-    artefact = Contradiction(fewer, "with the original's weights fewer maps are constant")
-    label = "score-cam: constant maps"
-    yield compare(claim, share, label=label, reason=SCORE_CAM_WEIGHTS, artefact=artefact)
+    yield compare(
+        claim, share, label="score-cam: constant maps", reason=SCORE_CAM_WEIGHTS,
+        artefact=Contradiction(fewer, "with the original's weights fewer maps are constant"),
+    )  # fmt: skip
 
 
 def _constant_score_cams(context: Context, protocol: str) -> Floats:
@@ -193,17 +187,8 @@ def _constant_at(model: Model, x: Float[Tensor, "b c H W"]) -> tuple[Estimate, s
 
 
 def _missing_hook(context: Context, claim: Claim) -> Remark:
-    if context.backbone == "vit_b_16":
-        return note("a transformer of blocks with norms")
-    return another_network(context, claim)
+    is_vit = context.backbone == "vit_b_16"
+    return note("a transformer of blocks with norms") if is_vit else another_network(context, claim)
 
 
-PREFIXES = ("T", "tau", "pad", "insdel", "const_", "significance", "eq_", "imagenet")
-ANSWERS = (*(f"const.{prefix}" for prefix in PREFIXES), "xgrad.", "code.time", "code.readme")
-EXPERIMENTS = {
-    "constants": Experiment("The protocol's constants", ANSWERS, constants, missing=_missing),
-    "constant-maps": Experiment("Constant Score-CAM maps", ("const.scorecam.",), constant_maps),
-    "hooks": Experiment(
-        "Which layer of a transformer can be explained", ("vit.hook.",), hooks, "a ViT-B/16 and a few images", _missing_hook
-    ),
-}  # fmt: skip
+MORE = {"constants": {"missing": _missing}, "hooks": {"missing": _missing_hook}}

@@ -44,8 +44,7 @@ if TYPE_CHECKING:
 
 FORWARD_PASSES = {"score-cam": 2048, "aug-score-cam": 6 * 2048, "rise": 8000, "recipro-cam": 50}
 """Forward passes per map of the methods that run only with --costly."""
-FIRST_CLASSES_SHARE = 0.2
-"""Of the images: 2,000 of the paper's 10,000."""
+FIRST_CLASSES_SHARE = 0.2  # of the images: 2,000 of the paper's 10,000
 Methods = Sequence[str] | Mapping[str, Method]
 
 
@@ -143,7 +142,7 @@ class Context:
 
     @cached_property
     def first_images(self) -> list[Item]:
-        """Images of the first fifth of the classes: the sample's, and others of the source if they are too few to decide anything."""
+        """Images of the first fifth of the classes: the sample's, and others of the source where those decide nothing."""
         own = _first_fifth(self.by_class)
         taken = {item.id for item in own}
         others = [item for item in _first_fifth(sorted(self.listing, key=_by_class)) if item.id not in taken]
@@ -151,10 +150,7 @@ class Context:
         return [*own, *(sample_by_class(others, missing) if missing > 0 else ())]
 
     def on_first_classes(self, found: Both[Evaluation]) -> Both[Evaluation]:
-        """An evaluation on the first fifth of the images by class, as the samples of some published numbers are.
-
-        Without labels it is on all images.
-        """
+        """An evaluation on the first fifth of the images by class, as some published numbers are; without labels on all."""
         return found.map(Evaluation.of_items, _first_fifth(self.by_class)) if self.labelled else found
 
     @cached_property
@@ -180,8 +176,7 @@ class Context:
             "model": self.model.name, "weights": self.weights_digest, "layer": self.model.layer,
             "images": [digest_items(self.sample), digest_files(self.sample)],
             "version": __version__, "commit": commit(),
-            **({} if self.groups is None else {"groups": digest_groups(self.sample)}),
-        }  # fmt: skip
+        } | ({} if self.groups is None else {"groups": digest_groups(self.sample)})  # fmt: skip
 
     def with_weights(self, weights: Path) -> "Context":
         """The same with other weights, and evaluations in a folder of their own."""
@@ -203,11 +198,12 @@ class Context:
         """
         if isinstance(methods, Mapping):  # kept tables go by name
             known, of = METHODS.keys() & methods.keys(), find_protocol(protocol)
-            if taken := [
-                name for name in methods if name in known and find_method(name, of) != methods[name]
-            ]:
+            if taken := [name for name in known if find_method(name, of) != methods[name]]:
                 raise ValueError(f"names of other methods: {', '.join(taken)}")
-        sets = [methods] if isinstance(methods, Mapping) else [*_apart_if_many_passes(methods)]
+            sets: list[Methods] = [methods]
+        else:
+            few = [m for m in methods if not _many_passes(m)]
+            sets = [*([few] if few else []), *([m] for m in methods if _many_passes(m))]
         found = [self._evaluate(one, metrics, protocol, items) for one in sets]
         # rows of the images and of the model alone are the same in each
         more = [table.filter(pc.is_valid(table["method"])) for table in found[1:]]
@@ -242,11 +238,7 @@ class Context:
         return table
 
     def evaluate_both(
-        self,
-        methods: Sequence[str],
-        metrics: Sequence[str] = ("eq",),
-        *,
-        items: Sequence[Item] | None = None,
+        self, methods: Sequence[str], metrics: Sequence[str] = ("eq",), *, items: Sequence[Item] | None = None
     ) -> Both[Evaluation]:
         """The same evaluation by our protocol and by the authors'."""
         with self.masked_scores():
@@ -254,17 +246,14 @@ class Context:
 
     @contextmanager
     def masked_scores(self) -> Iterator[None]:
-        """Inside, scores of masked images are computed once; with `costly` they are kept in files, for the same code and options."""
+        """Inside, scores of masked images are computed once; with `costly` they are kept, for this code and its options."""
         if not self.costly:
             with remember_masked_scores():
                 yield
             return
         of = (self.weights_digest, __version__, commit(), str(self.options))
-        name = hashlib.sha256(repr(of).encode()).hexdigest()[:16]
-        with (
-            ScoreFiles(self.out / "scores" / name) as files,
-            remember_masked_scores(self.model.module, files),
-        ):
+        folder = self.out / "scores" / hashlib.sha256(repr(of).encode()).hexdigest()[:16]
+        with ScoreFiles(folder) as files, remember_masked_scores(self.model.module, files):
             yield
 
     def open(self, items: Sequence[Item]) -> Float[Tensor, "b c H W"]:
@@ -286,10 +275,7 @@ class Context:
 
 
 class ScoreFiles(dict[str, Tensor]):
-    """Tensors by name, each also a file in a folder, so that an interrupted evaluation does not compute them again.
-
-    One is written while the next is computed.
-    """
+    """Tensors by name, each also a file that a later process takes; one is written while the next is computed."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -341,13 +327,6 @@ def _many_passes(method: str | Method) -> bool:
     return known is not None and not known.reader.one_pass
 
 
-def _apart_if_many_passes(methods: Sequence[str]) -> Iterator[list[str]]:
-    """The methods in one list, except those of many forward passes, which have one each."""
-    if few := [m for m in methods if not _many_passes(m)]:
-        yield few
-    yield from ([m] for m in methods if _many_passes(m))
-
-
 def _of_methods(table: pa.Table, methods: Sequence[str]) -> pa.Table:
     wanted = pc.is_in(table["method"], value_set=pa.array(list(methods)))
     return table.filter(pc.or_(pc.is_null(table["method"]), wanted))
@@ -356,24 +335,23 @@ def _of_methods(table: pa.Table, methods: Sequence[str]) -> pa.Table:
 def another_network(context: Context, claim: Claim) -> Remark:
     """Why a claim about another network or domain is not answered, with the option that names it."""
     about = next((network for network in NETWORKS if network in claim.id), claim.of)
-    if about and about not in (context.backbone, context.domain, "all"):
-        return Remark("network", {"network": about})
-    return note("not answered by this run")
+    known = not about or about in (context.backbone, context.domain, "all")
+    return note("not answered by this run") if known else Remark("network", {"network": about})
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """`measure` yields the rows that a context allows; every other claim it answers is listed as not run."""
+    """`measure` yields the rows that a context allows; every other claim that it answers is listed as not run."""
 
     title: str
     answers: tuple[str, ...]  # prefixes of its claims' ids
     measure: Callable[[Context], Iterator[Row]] = field(repr=False)
-    needs: str = "an ImageNet classifier and validation images"
+    needs: str
     missing: Callable[[Context, Claim], Remark] = field(default=another_network, repr=False)
+    # the context that it is run in, and whose provenance its rows carry
     prepare: Callable[[Context], Context] = field(default=lambda context: context, repr=False)
-    """The context that it is run in, and whose provenance its rows carry."""
+    # panels of single images or pairs, read from its kept evaluation
     scatters: Callable[[Context], "Sequence[Scatter]"] = field(default=lambda _context: (), repr=False)
-    """Panels of single images or pairs, which its rows do not have: read from its kept evaluation."""
 
     @property
     def claims(self) -> dict[str, Claim]:

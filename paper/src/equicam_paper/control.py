@@ -1,6 +1,6 @@
 """The negative control of verdicts: another network's measurements, judged in the place of ResNet-50's.
 
-A rule that cannot tell two networks apart says nothing with a match. Claims that the other network matches as well are of this kind.
+A rule that cannot tell two networks apart says nothing with a match.
 """
 
 from collections import Counter
@@ -8,12 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from equicam_paper.claims import NETWORKS, TITLES
-from equicam_paper.kept import KeptRows
+from equicam_paper.kept import Kept, KeptRows
 from equicam_paper.margins import quantity
 from equicam_paper.rows import Row, judge_again
 
-CONTROLLED = "resnet50"
-"""The network whose claims the other one's measurements are judged by."""
+CONTROLLED = "resnet50"  # whose claims the other network's measurements are judged by
 WORDS = {"matches": "match", "differs": "differ", "artefact": "artefact", "undecided": "undecided"}
 
 
@@ -25,16 +24,17 @@ class Judged:
     other: Row
 
 
-def controls(kept: Mapping[str, Mapping[str, KeptRows]]) -> Iterator[str]:
-    """A paragraph for every network on ImageNet that the paper does not have; a claim of two sections counts by that of most images."""
+def controls(kept: Kept) -> Iterator[str]:
+    """A paragraph for every network on ImageNet that the paper does not have; of two sections that of most images counts."""
     judged: dict[str, dict[str, Judged]] = {}
     known: dict[str, set[str]] = {}
     for folder, experiments in kept.items():
         for network, domain in {(one.backbone, one.domain) for one in experiments.values()}:
             if network in NETWORKS or domain:
                 continue
-            own = kept.get(counterpart(folder, network), {})
-            known.setdefault(network, set()).update(row.claim for row in decidable(own.values()))
+            of = folder.replace(network, CONTROLLED) if network and network in folder else CONTROLLED
+            own = kept.get(of, {})
+            known.setdefault(network, set()).update(row.claim for row in _decidable(own.values()))
             claims = judged.setdefault(network, {})
             for one in judge_in_place(own, experiments):
                 before = claims.get(one.own.claim)
@@ -43,24 +43,19 @@ def controls(kept: Mapping[str, Mapping[str, KeptRows]]) -> Iterator[str]:
     for network, claims in judged.items():
         if claims:
             left = len(known[network] - claims.keys())
-            yield describe_control(TITLES.get(network, network), list(claims.values()), left)
+            yield _describe(TITLES.get(network, network), list(claims.values()), left)
 
 
-def decidable(kept: Iterable[KeptRows]) -> Iterator[Row]:
+def _decidable(kept: Iterable[KeptRows]) -> Iterator[Row]:
     """Rows of claims that an interval decides."""
     return (row for one in kept for row in one.ran if row.within is not None)
-
-
-def counterpart(folder: str, network: str) -> str:
-    """The section of ResNet-50 that another network's is compared with: `resnet50-costly` for `mobilenet_v2-costly`."""
-    return folder.replace(network, CONTROLLED) if network and network in folder else CONTROLLED
 
 
 def judge_in_place(own: Mapping[str, KeptRows], other: Mapping[str, KeptRows]) -> Iterator[Judged]:
     """The claims that an interval decides, each with the other network's row of the same experiment and label."""
     for name in own.keys() & other.keys():
         rows = {row.label: row for row in other[name].ran}
-        for row in decidable([own[name]]):
+        for row in _decidable([own[name]]):
             found = rows.get(row.label)
             if found is None:
                 continue
@@ -68,22 +63,21 @@ def judge_in_place(own: Mapping[str, KeptRows], other: Mapping[str, KeptRows]) -
             yield Judged(row, judge_again(swapped))
 
 
-def describe_control(network: str, judged: list[Judged], left: int = 0) -> str:
+def _describe(network: str, judged: list[Judged], left: int = 0) -> str:
     """How often the other network would match, differ or be undecided, next to ResNet-50 itself."""
     matched = {one.own.claim for one in judged if one.own.verdict == "matches"}
     both = {one.own.claim for one in judged if one.own.claim in matched and one.other.verdict == "matches"}
     text = (
-        f"**Can the rule say no?** With {network}'s measurements in the place of ResNet-50's, of {len(judged)} claims {_tally(one.other for one in judged)}; "
-        f"with ResNet-50's own, {_tally(one.own for one in judged)}. "
+        f"**Can the rule say no?** With {network}'s measurements in the place of ResNet-50's, of {len(judged)} claims "
+        f"{_tally(one.other for one in judged)}; with ResNet-50's own, {_tally(one.own for one in judged)}."
     )
     if both:
-        text += (
-            f"So {len(both)} of the {len(matched)} matches ({distinct(both)} of {distinct(matched)} distinct ones) do not tell the two networks apart, and say little about ResNet-50: "
-            f"{', '.join(f'`{claim}`' for claim in sorted(both))} (`equicam-paper reproduce NAME --list` explains names). "
-        )
+        shares = f"{len(both)} of the {len(matched)} matches ({distinct(both)} of {distinct(matched)} distinct ones)"
+        listed = ", ".join(f"`{claim}`" for claim in sorted(both))
+        text += f" So {shares} do not tell the two networks apart, and say little about ResNet-50: {listed}."
     if left:
-        text += f"{left} more claims that an interval decides have no counterpart. "
-    return text.rstrip() + "\n\n"
+        text += f" {left} more claims that an interval decides have no counterpart."
+    return f"{text}\n\n"
 
 
 def _tally(rows: Iterator[Row]) -> str:

@@ -13,13 +13,11 @@ from equicam.evaluate import statistics
 from equicam.evaluate.statistics import Estimate
 from equicam.explain import explain
 from equicam_paper.claims import claims
-from equicam_paper.context import Context, Experiment
+from equicam_paper.context import Context
 from equicam_paper.rows import Both, Row, compare, not_run
 
-TIMINGS = 100
-"""Rounds on a GPU. On a CPU, which decides nothing, there is one for each image."""
-WARM_UP = 2
-"""Rounds that do not count: the first run of a shape includes one-time work."""
+TIMINGS = 100  # rounds on a GPU; on a CPU, which decides nothing, there is one for each image
+WARM_UP = 2  # rounds that do not count: the first run of a shape includes one-time work
 PUBLISHED_FOR = "A100"
 ANOTHER_DEVICE = f"published for an {PUBLISHED_FOR}; a ratio on another device says nothing about it: --device cuda on such a GPU"
 SCORE_CAM_CLAIM = "cost.t6_vs_scorecam"
@@ -45,9 +43,8 @@ Seconds = dict[Kind, list[float]]
 
 
 def cost(context: Context) -> Iterator[Row]:
-    """A map of 18 and of 6 views over one Grad-CAM: one view per pass, as the authors do, and all views in one pass.
+    """A map of 18 and of 6 views over one Grad-CAM run in the same way: one view per pass, as the authors do, and all in one.
 
-    Each is over a Grad-CAM run in the same way, because a call with `max_views_per_forward` is never captured as a graph.
     Times on another device than the paper's are listed and compared with nothing.
     """
     x = context.open_some(8)
@@ -59,10 +56,7 @@ def cost(context: Context) -> Iterator[Row]:
         kinds.append(SCORE_CAM)
     seconds = time_rounds(context, x, kinds, rounds=TIMINGS if x.is_cuda else len(x))
     for views, maps in EQUIGRAD.items():
-        over = Both(
-            _over(seconds, maps.clean, GRAD_CAM.clean),
-            _over(seconds, maps.as_published, GRAD_CAM.as_published),
-        )
+        over = Both.together([maps, GRAD_CAM]).map(lambda pair: _over(seconds, *pair))
         yield from over_one(views, over, how, claimed=claimed)
     if x.is_cuda:
         over = EQUIGRAD[6].map(lambda kind: _over(seconds, SCORE_CAM, kind))
@@ -72,7 +66,7 @@ def cost(context: Context) -> Iterator[Row]:
 
 
 def over_one(views: int, over: Both[Estimate], how: str, *, claimed: bool) -> Iterator[Row]:
-    """A map's cost over one Grad-CAM's; both ends of the published range have the verdict of the range."""
+    """A map's cost over one Grad-CAM's; both ends of the published range have its verdict."""
     ends = {"from": f"cost.T{views} lo", "to": f"cost.T{views} hi"}
     label, reason = f"T = {views} over one Grad-CAM", f"{_both_ways(over)} {how}, PEUM included"
     if claimed:
@@ -100,7 +94,7 @@ def _both_ways(over: Both[Estimate]) -> str:
 def time_rounds(
     context: Context, x: Float[Tensor, "b c H W"], kinds: Sequence[Kind], *, rounds: int
 ) -> Seconds:
-    """Times of one map of one image, a map of every kind in each round: a slow moment of the machine meets all of them."""
+    """Times of one map of one image, of every kind in each round: a slow moment of the machine meets all."""
     options = {"dtype": context.options.get("dtype"), "compiled": context.options.get("compiled", False)}
     seconds: Seconds = {kind: [] for kind in kinds}
     for i in range(WARM_UP + rounds):
@@ -127,10 +121,3 @@ def _now(x: Tensor) -> float:
     if x.is_cuda:
         torch.cuda.synchronize(x.device)
     return perf_counter()
-
-
-EXPERIMENTS = {
-    "cost": Experiment(
-        "The cost of several views", ("cost.",), cost, needs="an A100, a classifier and a few images"
-    )
-}

@@ -8,15 +8,15 @@ from operator import itemgetter
 import pyarrow.compute as pc
 
 from equicam.core.weights import SoftGate
-from equicam.evaluate import statistics, summary
-from equicam.evaluate.statistics import Estimate, Floats
+from equicam.evaluate import summary
+from equicam.evaluate.statistics import Estimate, Floats, mean
 from equicam.evaluate.summary import SummaryRow
 from equicam.methods import find_method, resolve
 from equicam.protocol import PAPER
 from equicam.recipe import Recipe
 from equicam_paper.claims import METHODS, claims
-from equicam_paper.context import FORWARD_PASSES, Context, Evaluation, Experiment
-from equicam_paper.measure import SCORE_CAM_WEIGHTS, eq_row, gain_row, stretched_row
+from equicam_paper.context import FORWARD_PASSES, Context, Evaluation
+from equicam_paper.measure import SCORE_CAM_WEIGHTS, eq_row, gain_row, of_columns, stretched_row
 from equicam_paper.rows import (
     Both,
     Contradiction,
@@ -24,7 +24,6 @@ from equicam_paper.rows import (
     Row,
     compare,
     costly,
-    minus,
     not_run,
     number,
     scaled,
@@ -37,11 +36,10 @@ COVERAGE = "coverage: a map that ignores the image"
 
 def main(context: Context) -> Iterator[Row]:
     """Table main: Eq of each method by both protocols, and the relative gain of EquiGrad-CAM."""
-    published = {
-        name: m for name, m in METHODS.items() if any(c.startswith(f"main.{name}.") for c in claims())
-    }
+    published = {n: m for n, m in METHODS.items() if any(c.startswith(f"main.{n}.") for c in claims())}
     methods = context.affordable([*published.values(), "coverage"])
-    first = [m for name, m in published.items() if m in methods and _is_of_first_classes(name, context)]
+    about = {m: claims().get(f"main.{name}.{context.backbone}.eq") for name, m in published.items()}
+    first = [m for m, c in about.items() if m in methods and context.labelled and c and c.of_first_classes]
     with context.masked_scores():  # some of the first images are in the sample too
         found = context.evaluate_both(methods)
         on_first = context.evaluate_both(first, items=context.first_images) if first else found
@@ -50,7 +48,7 @@ def main(context: Context) -> Iterator[Row]:
     for name, method in published.items():
         claim = f"main.{name}.{context.backbone}.eq"
         if method in first:
-            yield eq_row(claim, on_first, method, reason=FIRST_CLASSES, of_first_classes=True)
+            yield eq_row(claim, on_first, method, reason=FIRST_CLASSES, first=True)
             yield eq_row("", found, method)
         elif method in methods:
             yield eq_row(claim, found, method, reason=SCORE_CAM_WEIGHTS if method == "score-cam" else "")
@@ -58,18 +56,12 @@ def main(context: Context) -> Iterator[Row]:
             yield not_run(claim, costly(FORWARD_PASSES[method]))
     yield from stretched
     yield gain_row(f"gain.{context.backbone}", found)
-    reason = "the full square with zero filling rewards it"
-    yield compare("", found.map(Evaluation.eq, "coverage"), label=COVERAGE, reason=reason)
-
-
-def _is_of_first_classes(name: str, context: Context) -> bool:
-    """Whether a method's published number is of the first classes."""
-    known = claims().get(f"main.{name}.{context.backbone}.eq")
-    return context.labelled and known is not None and known.of_first_classes
+    ignoring = found.map(Evaluation.eq, "coverage")
+    yield compare("", ignoring, label=COVERAGE, reason="the full square with zero filling rewards it")
 
 
 PASSES = {"equal.rise400": ("rise-400", 400), "equal.scorecam80": ("score-cam-80", 81)}
-"""The claims on methods that are given the budget of 18 views, with the method and its forward passes."""
+"""The methods that are given the budget of 18 views, and their forward passes, by claim."""
 ANOTHER_METHOD = "its weights are plain probabilities, those of the full Score-CAM are not: it says nothing about the budget"
 
 
@@ -81,8 +73,8 @@ def equal_compute(context: Context) -> Iterator[Row]:
         found = context.evaluate_both(["grad-cam", "equigrad-cam", *methods])
         stretched = [stretched_row(context, found, method) for method in methods]
     yield eq_row("", found, "grad-cam", reason="one pass per map")
-    budget = "18 passes per map, forward and backward; the budget that the others are given"
-    yield eq_row("", found, "equigrad-cam", reason=budget)
+    reason = "18 passes per map, forward and backward; the budget that the others are given"
+    yield eq_row("", found, "equigrad-cam", reason=reason)
     for claim, (method, passes) in PASSES.items():
         if method in methods:
             reason = ANOTHER_METHOD if method == "score-cam-80" else f"{passes} passes per map"
@@ -92,19 +84,17 @@ def equal_compute(context: Context) -> Iterator[Row]:
     yield from stretched
 
 
-ALIGNED = (
-    "Grad-CAM single view", "Unaligned output-space", "Aligned output-space", "Aligned feature-space (EquiGrad-CAM)",
-)  # fmt: skip
+SPACES = ("Unaligned output-space", "Aligned output-space", "Aligned feature-space (EquiGrad-CAM)")
 UNALIGNED = "aug-cam − grad-cam: averaging without alignment, raw Eq"
 SKILL = "{}: skill above the floor"
 
 
 def alignment(context: Context) -> Iterator[Row]:
     """Table align: single view, unaligned, aligned in output space, aligned in feature space."""
-    methods = [METHODS[name] for name in ALIGNED]
-    found = context.evaluate_both(methods)
-    for name in ALIGNED:
-        yield eq_row(f"align.{name}.{context.backbone}.eq", found, METHODS[name])
+    methods = {name: METHODS[name] for name in ("Grad-CAM single view", *SPACES)}
+    found = context.evaluate_both([*methods.values()])
+    for name, method in methods.items():
+        yield eq_row(f"align.{name}.{context.backbone}.eq", found, method)
     pairs = summary.contrast(found.clean.table, "equigrad-cam-out", "equigrad-cam")
     above = pairs.difference
     reason = (
@@ -117,7 +107,7 @@ def alignment(context: Context) -> Iterator[Row]:
     )  # fmt: skip
     reason = "paired by image; raw Eq counts what all maps have in common, the skill below does not"
     yield compare("", found.map(Evaluation.eq_above, "aug-cam", "grad-cam"), label=UNALIGNED, reason=reason)
-    for method in methods:
+    for method in methods.values():
         lines = found.map(_summary, method)
         reason = f"maps of unrelated images score {lines.clean.floor:.3f} by ours, {lines.as_published.floor:.3f} by theirs"
         skill = lines.map(lambda line: line.skill or number(float("nan"), line.value.n))
@@ -148,11 +138,9 @@ def _by_angle(found: Evaluation, method: str) -> dict[float, Estimate]:
     return dict(summary.by_angle(found.table, method, region=found.region))
 
 
-SIGMAS = (2, 4, 8, 16, 32, 64)
-"""Of the blur, in pixels; the paper stops at 16."""
+SIGMAS = (2, 4, 8, 16, 32, 64)  # of the blur, in pixels; the paper stops at 16
 BLURRED = "grad-cam@blur-{}"
-CHANGE_BY_BLUR = "σ = {} − unblurred"
-"""The label of Eq with a blurred map minus Eq with the map as it is."""
+CHANGE_BY_BLUR = "σ = {} − unblurred"  # the label of Eq with a blurred map minus Eq with the map as it is
 
 
 def blur(context: Context) -> Iterator[Row]:
@@ -161,10 +149,10 @@ def blur(context: Context) -> Iterator[Row]:
     found = context.evaluate_both(["grad-cam", *names.values(), "grad-cam@coverage"])
     yield compare("blur.sigma0", found.map(Evaluation.eq, "grad-cam"), label="grad-cam")
     for sigma, name in names.items():
-        known, published = claims().get(f"blur.sigma{sigma}"), "not in the paper"
-        if known:
-            about = known.is_about(context.backbone, context.domain)
-            published = known.text if about else f"{known.text}, of {known.about}"
+        published = "not in the paper"
+        if known := claims().get(f"blur.sigma{sigma}"):
+            other = "" if known.is_about(context.backbone, context.domain) else f", of {known.about}"
+            published = known.text + other
         yield compare("", found.map(Evaluation.eq, name), label=name, published=published)
     for sigma, name in names.items():
         change, label = found.map(Evaluation.eq_above, name, "grad-cam"), CHANGE_BY_BLUR.format(sigma)
@@ -174,8 +162,7 @@ def blur(context: Context) -> Iterator[Row]:
 
 GAMMAS = (0.0, 0.25, 0.5, 1.0, 2.0)
 CHANGE_BY_GATE = "γ = 2 − γ = 0"
-CHANGE_ON_FIRST = f"{CHANGE_BY_GATE}, first classes"
-"""Of the classes that the published range is of."""
+CHANGE_ON_FIRST = f"{CHANGE_BY_GATE}, first classes"  # of the classes that the published range is of
 
 
 def soft_gate(context: Context) -> Iterator[Row]:
@@ -213,12 +200,12 @@ def t_sweep(context: Context) -> Iterator[Row]:
     tables = Both.of(partial(evaluate_views, context))
     start = f"tsweep.{context.backbone}"
     dip = tables.map(Evaluation.eq_above, name_views(4), name_views(3))
-    no_dip = Contradiction(minus(dip.clean), VIGNETTE)
+    no_dip = {4: Contradiction(scaled(dip.clean, -1), VIGNETTE)}
     for t in VIEWS:
         at = tables.map(Evaluation.eq, name_views(t))
         names = [name for name in (f"{start}.T{t}", f"{start}.T{t}.derived") if name in claims()]
         for name in names or [""]:
-            yield compare(name, at, label=f"T = {t}", artefact=no_dip if t == 4 else None)
+            yield compare(name, at, label=f"T = {t}", artefact=no_dip.get(t))
         if (name := f"{start}.frac.T{t}") in claims():
             yield compare(name, tables.map(_share, 1, t), label=f"share of the gain at T = {t}")
     for before, t in STEPS:
@@ -242,13 +229,10 @@ def name_views(count: int) -> str:
 
 def _share(found: Evaluation, before: int, t: int) -> Estimate:
     """The share of the gain of 18 views that `t` views add to `before`."""
-    columns = [found.column("eq", name_views(views)) for views in (t, before, 18, 1)]
-    values = [column.by_id(columns[0].ids) for column in columns]
-    return statistics.bootstrap(_gained, *values, cluster=columns[0].ids, group=columns[0].group)
+    return of_columns(_gained, *(found.column("eq", name_views(views)) for views in (t, before, 18, 1)))
 
 
 def _gained(at: Floats, before: Floats, most: Floats, least: Floats) -> float:
-    mean = statistics.mean
     return (mean(at) - mean(before)) / (mean(most) - mean(least))
 
 
@@ -268,19 +252,14 @@ def faithfulness(context: Context) -> Iterator[Row]:
             yield compare(claim, area, label=f"{method}, {metric}", published="not in the text")
 
 
-ATTENTION = {
-    "Attention Rollout": "",
-    "Transformer Attribution": "gradient × attention, without the relevance propagation of its paper",
-}
-
-
 def vit_attribution(context: Context) -> Iterator[Row]:
     """Eq of attention rollout, of gradient × attention, and of EquiGrad-CAM."""
     if context.backbone != "vit_b_16":
         return
-    found = context.evaluate_both([*(METHODS[name] for name in ATTENTION), "equigrad-cam"])
-    for name, reason in ATTENTION.items():
-        yield eq_row(f"vitbase.{name}", found, METHODS[name], reason=reason)
+    found = context.evaluate_both(["rollout", "transformer-attribution", "equigrad-cam"])
+    reason = "gradient × attention, without the relevance propagation of its paper"
+    yield eq_row("vitbase.Attention Rollout", found, "rollout")
+    yield eq_row("vitbase.Transformer Attribution", found, "transformer-attribution", reason=reason)
     yield eq_row("", found, "equigrad-cam")
 
 
@@ -292,21 +271,3 @@ def vit_l(context: Context) -> Iterator[Row]:
     yield eq_row("vitl.gc", found, "grad-cam")
     yield eq_row("vitl.eg", found, "equigrad-cam")
     yield gain_row("vitl.gain", found)
-
-
-EXPERIMENTS = {
-    "main": Experiment("Table main: equivariance of every method", ("main.", "gain."), main),
-    "equal-compute": Experiment("Equal compute: RISE-400 and Score-CAM-80", ("equal.",), equal_compute),
-    "alignment": Experiment("Table align: the gain of alignment", ("align.",), alignment),
-    "angles": Experiment("Eq by angle", ("angle135.",), angles),
-    "blur": Experiment("Blur control: is averaging only smoothing?", ("blur.",), blur),
-    "soft-gate": Experiment("Soft gate: views weighted by confidence", ("softgate.",), soft_gate),
-    "t-sweep": Experiment("T sweep: how many views", ("tsweep.",), t_sweep),
-    "faithfulness": Experiment("Insertion and deletion", ("faith.",), faithfulness),
-    "vit-attribution": Experiment(
-        "A transformer's own attributions", ("vitbase.",), vit_attribution, "a ViT-B/16 and ImageNet images"
-    ),
-    "vit-l": Experiment(
-        "ViT-L/16: the gain at scale", ("vitl.",), vit_l, "--model vit_l_16 and ImageNet images"
-    ),
-}

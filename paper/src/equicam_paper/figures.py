@@ -3,8 +3,9 @@
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,10 +22,10 @@ from equicam.core.views import Views
 from equicam.explain import explain
 from equicam.models.images import denormalise
 from equicam.overlay import COLOURMAP, MAX_DEVIATION, RgbImage, heat, overlay
-from equicam_paper import plots
+from equicam_paper import EXPERIMENTS, plots
 from equicam_paper.causal import decomposition
 from equicam_paper.conditions import strata
-from equicam_paper.context import Context, Experiment
+from equicam_paper.context import Context
 from equicam_paper.rows import Both, Row, compare, note, number
 
 
@@ -76,45 +77,43 @@ ANGLES = (0, 45, 90, 135, 180)
 IMAGES_OF_STRIP, IMAGES_OF_PIPELINE = 64, 16
 
 
-def drift_strip(context: Context) -> Iterator[Row]:
+def figure_drift_strip(context: Context) -> Iterator[Row]:
     """Maps of one rotated image, Grad-CAM in the rotated frame, EquiGrad-CAM in that of the presented one.
 
-    The paper compares maps in two frames. A third row, which it does not have, shows Grad-CAM in the frame of EquiGrad-CAM's
-    row, where the two can be compared. The image is that of median stability among those that keep their class most often.
+    The last row, which the paper does not have, shows Grad-CAM in the frame of EquiGrad-CAM, where the two can be compared.
     """
     x = context.open_some(IMAGES_OF_STRIP)
     found = explain(context.model, x)
-    i = typical(found.stability, found.view_flips)
+    i = _typical(found.stability, found.view_flips)
     views = Views(ANGLES)
     rotated = views.act(x[i : i + 1])[:, 0]
     presented = denormalise(x[i : i + 1], context.model.mean, context.model.std)[0]
     images = denormalise(rotated, context.model.mean, context.model.std)
-    maps = {
-        method: explain(context.model, rotated, method=method, target=int(found.target[i])).map.double()
-        for method in ("grad-cam", "equigrad-cam")
-    }
+    how: dict[str, Any] = {"target": int(found.target[i])}
+    both = ("grad-cam", "equigrad-cam")
+    maps = {m: explain(context.model, rotated, method=m, **how).map.double() for m in both}
     back = {method: views.align(of[:, None], "reflect")[:, 0].clamp(0, 1) for method, of in maps.items()}
 
     def canonical(method: str) -> list[tuple[str, RgbImage]]:
         aligned = zip(ANGLES, back[method], correlations(back[method]), strict=True)
         return [(f"{a}°: r = {r:.2f}", overlay(presented, m.cpu().numpy())) for a, m, r in aligned]
 
-    in_its_frame = zip(ANGLES, images, maps["grad-cam"], strict=True)
-    scale = ("map", 1.0)
+    own = [overlay(p, m.cpu().numpy()) for p, m in zip(images, maps["grad-cam"], strict=True)]
+    names, scale = [f"{angle}°" for angle in ANGLES], ("map", 1.0)
     rows = [
-        ImageRow("the rotated images", [(f"{a}°", p) for a, p in zip(ANGLES, images, strict=True)]),
-        ImageRow("Grad-CAM, in the rotated frame", [(f"{a}°", overlay(p, m.cpu().numpy())) for a, p, m in in_its_frame], scale),
+        ImageRow("the rotated images", list(zip(names, images, strict=True))),
+        ImageRow("Grad-CAM, in the rotated frame", list(zip(names, own, strict=True)), scale),
         ImageRow("EquiGrad-CAM, rotated back to the presented frame; r with the map at 0°, in the disc", canonical("equigrad-cam"), scale),
         ImageRow("Grad-CAM, rotated back as well (not in the paper's figure)", canonical("grad-cam"), scale),
     ]  # fmt: skip
-    title = "Maps of one image at five angles"
-    yield write_images(rows, title, context.out / "figure-drift-strip", inches=1.6)
+    stem = context.out / "figure-drift-strip"
+    yield write_images(rows, "Maps of one image at five angles", stem, inches=1.6)
     for method, aligned in back.items():
         for angle, r in zip(ANGLES[1:], correlations(aligned)[1:], strict=True):
             yield from _known(r, f"{method} at {angle}°: r with the map at 0°, in the disc")
 
 
-def typical(stability: Float[Tensor, " b"], flips: Float[Tensor, "b t"] | Tensor) -> int:
+def _typical(stability: Float[Tensor, " b"], flips: Float[Tensor, "b t"] | Tensor) -> int:
     """The image of median stability among those with the fewest flipped views."""
     flipped = flips.sum(1)
     kept = (flipped == flipped.min()).nonzero()[:, 0]
@@ -137,7 +136,7 @@ def _known(value: float, label: str) -> Iterator[Row]:
         yield compare("", Both(number(value, 1), None), label=label)
 
 
-def pipeline(context: Context) -> Iterator[Row]:
+def figure_pipeline(context: Context) -> Iterator[Row]:
     """The most confident of a few images through EquiGrad-CAM with six views; views and their mean share a scale."""
     x = context.open_some(IMAGES_OF_PIPELINE)
     found = explain(context.model, x, views=6)
@@ -179,11 +178,11 @@ PLOTTED_LABELS = r".+ \(n = \d+\)|(feature|logit), .+"
 """Labels of the rows that both panels of signal and noise show."""
 
 
-def signal_noise(context: Context) -> Iterator[Row]:
+def figure_signal_noise(context: Context) -> Iterator[Row]:
     """(a) Eq by confidence; (b) how similar pooled features and logits stay under rotation, next to those of unrelated images."""
     bins, stages = list(strata(context)), list(decomposition(context))
     (by_confidence,) = plots.strata(bins)
-    _, cosines = plots.decomposition(stages)
+    _, cosines = plots.bars(stages, *EXPERIMENTS["decomposition"]["panels"])
     context.out.mkdir(parents=True, exist_ok=True)
     title = f"Drift and the network's response\n{context.backbone}, n = {len(context.sample):,}"
     with rc_context(plots.STYLE):
@@ -191,14 +190,4 @@ def signal_noise(context: Context) -> Iterator[Row]:
         yield written(plots.save_figure(figure, context.out / "figure-signal-noise"))
     for row in (*bins, *stages):  # `strata` and `decomposition` answer the claims
         if re.fullmatch(PLOTTED_LABELS, row.label) and row.verdict != "not run":
-            yield replace(row, claim="", verdict="measured", why=None, margin=None, within=None)
-
-
-NEEDS = "a classifier and a few images"
-EXPERIMENTS = {
-    "figure-pipeline": Experiment("Figure pipeline: from views to a map", (), pipeline, NEEDS),
-    "figure-signal-noise": Experiment("Figure signal-noise: drift and confidence", (), signal_noise),
-    "figure-drift-strip": Experiment(
-        "Figure drift strip: maps of one image at five angles", (), drift_strip, NEEDS
-    ),
-}
+            yield row.unclaimed()

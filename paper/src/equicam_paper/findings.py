@@ -1,7 +1,7 @@
 """What was found beyond the paper: each finding with its numbers, from kept rows.
 
 A finding says that one number is above another where the interval of their paired difference is, or, unpaired, where
-their intervals do not overlap. Networks measured on too few images, or groups of images, are left out, and so are differences
+their intervals do not overlap. Networks measured on too few images, or groups of them, are left out, and so are differences
 that were not measured.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from equicam.evaluate.statistics import Estimate
-from equicam_paper.claims import TITLES
+from equicam_paper.claims import TITLES, section_title
 from equicam_paper.equivariance import (
     CHANGE_BY_BLUR,
     CHANGE_BY_GATE,
@@ -20,19 +20,17 @@ from equicam_paper.equivariance import (
     SKILL,
     UNALIGNED,
 )
-from equicam_paper.kept import KeptRows
+from equicam_paper.kept import Kept, KeptRows
 from equicam_paper.margins import published_range
 from equicam_paper.measure import STRETCHED
 from equicam_paper.rows import Row, too_few
 from equicam_paper.signals import CONSTANT, OFF_GRID_LABEL
-from equicam_paper.tables import interval
+from equicam_paper.tables import interval, markdown
 from equicam_paper.trainings import ALIGNED_ABOVE_TRAINED, ALIGNED_AND_TRAINED, TRAINED_ABOVE_PLAIN
 
-CHANCE = 0.1
-"""The share of the worst tenth that a signal without information finds in a tenth."""
-MANY_CONSTANT = 0.1
-"""The share of constant maps above which the worst tenth is a part of them."""
-PROTOCOLS = {"as_published": "zeros, full square", "clean": "reflection, disc"}
+CHANCE = 0.1  # the share of the worst tenth that a signal without information finds in a tenth
+MANY_CONSTANT = 0.1  # the share of constant maps above which the worst tenth is a part of them
+PROTOCOLS = {"as_published": "theirs", "clean": "ours"}
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class Rows:
         return [_signed(one.value, one.low, one.high) if one else "" for one in found]
 
     def sign(self, label: str, protocol: str = "clean") -> int | None:
-        """1 if a difference is above 0 with its whole interval, −1 if below, 0 if its interval holds 0; None where none is known."""
+        """1 if a difference is above 0 with its whole interval, −1 if below, 0 if neither; None where it is not known."""
         found = self.estimate(label, protocol)
         if found is None or math.isnan(found.low) or too_few(found) is not None:
             return None
@@ -81,33 +79,28 @@ class Rows:
         return len(self.seeds(label)) or 1
 
     def sign_of_seeds(self, label: str) -> int | None:
-        """The sign of a difference if every fine-tune has it with its whole interval, 0 if they do not agree; None for one fine-tune."""
+        """The sign that a difference has with every fine-tune, 0 if they do not agree; None for one fine-tune."""
         signs = [self.sign(name) for name in self.seeds(label)]
         if len(signs) < 2 or None in signs:
             return None
         return signs[0] if len({*signs}) == 1 else 0
 
 
-Networks = Mapping[str, Rows]
-"""The rows of an experiment by the network, and the data, that they are of."""
+Networks = Mapping[str, Rows]  # the rows of an experiment by the network, and the data, that they are of
 
 
-def findings(kept: Mapping[str, Mapping[str, KeptRows]]) -> Iterator[str]:
+def findings(kept: Kept) -> Iterator[str]:
     """Every finding that the rows, by folder and experiment, support."""
     networks, everywhere, costly = {}, {}, {}
     for folder, experiments in kept.items():
-        rows = {
-            name: Rows({row.label: row for row in one.ran})
-            for name, one in experiments.items()
-            if _enough(one)
-        }
-        if folder.endswith("-costly"):
-            network = folder.removesuffix("-costly")
-            costly[TITLES.get(network, network)] = rows
-            continue
-        data, _, network = folder.rpartition("-")
+        enough = {name: one for name, one in experiments.items() if _enough(one)}
+        rows = {name: Rows({row.label: row for row in one.ran}) for name, one in enough.items()}
+        data, _, network = folder.removesuffix("-costly").rpartition("-")
         title = TITLES.get(network, network)
-        everywhere[f"{title}, {data or 'ImageNet'}"] = rows
+        if folder.endswith("-costly"):
+            costly[title] = rows
+            continue
+        everywhere[section_title(folder)] = rows
         if not data:
             networks[title] = rows
     none = Rows({})
@@ -137,11 +130,10 @@ def _enough(kept: KeptRows) -> bool:
     return any(of is not None and too_few(of) is None for of in found)
 
 
-def _table(head: Iterable[str], rows: Iterable[list[str]]) -> str:
-    """Markdown, indented for a list."""
-    titles = list(head)
-    text = [f"| {' | '.join(row)} |" for row in (titles, ["---"] * len(titles), *rows)]
-    return "\n\n" + "\n".join(f"  {row}" for row in text) + "\n"
+def _finding(title: str, text: str, head: Iterable[str], lines: Iterable[list[str]]) -> str:
+    """An item of a list in Markdown: what was found, and a table."""
+    table = "".join(f"  {line}\n" for line in markdown([*head], lines).strip().split("\n"))
+    return f"- **{title}** {text.strip()}\n\n{table}"
 
 
 def _gain(rows: Rows) -> float:
@@ -149,15 +141,10 @@ def _gain(rows: Rows) -> float:
     return rows.value("equigrad-cam", "as_published") - rows.value("grad-cam", "as_published")
 
 
-def _listed(names: Iterable[str]) -> str:
-    """Names that have commas themselves."""
-    return "; ".join(names)
-
-
 def _uncounted(names: Iterable[str], constant: Mapping[str, float]) -> str:
     """The sentence about networks of which nobody counted constant maps; empty where all were counted."""
     missing = [name for name in names if math.isnan(constant[name])]
-    return f"Constant maps were not counted in these tables on {_listed(missing)}." if missing else ""
+    return f" Constant maps were not counted in these tables on {'; '.join(missing)}." if missing else ""
 
 
 def _number(found: float) -> str:
@@ -170,20 +157,14 @@ def _signed(mean: int | float, low: int | float, high: int | float) -> str:
 
 
 def _coverage(of: Networks) -> str:
-    labels = (COVERAGE, "grad-cam", "equigrad-cam")
-    theirs, ours = (
-        sum(rows.is_above(*labels[:2], protocol) for rows in of.values()) for protocol in PROTOCOLS
-    )
-    methods = ("ignores the image", "Grad-CAM", "EquiGrad-CAM")
-    head = ["Eq", *(f"{method}, {by}" for by in PROTOCOLS.values() for method in methods)]
-    lines = (
-        [name, *(one for by in PROTOCOLS for one in rows.shown(labels, by))] for name, rows in of.items()
-    )
-    title = "rewards" if theirs else "does not reward"
-    return (
-        f"- **The zero-filled full square {title} ignoring the image.** A map that ignores the image, the vignette of 18 zero-filled rotations, "
-        f"is above Grad-CAM with {theirs} of {len(of)} networks by the authors' protocol, and with {ours or 'none'} by ours, inside the disc with reflection."
-        + _table(head, lines)
+    labels = {COVERAGE: "ignores the image", "grad-cam": "Grad-CAM", "equigrad-cam": "EquiGrad-CAM"}
+    theirs, ours = (sum(rows.is_above(COVERAGE, "grad-cam", by) for rows in of.values()) for by in PROTOCOLS)
+    return _finding(
+        f"The zero-filled full square {'rewards' if theirs else 'does not reward'} ignoring the image.",
+        f"The vignette of 18 zero-filled rotations, a map that ignores the image, is above Grad-CAM with {theirs} of "
+        f"{len(of)} networks by the authors' protocol, and with {ours or 'none'} by ours.",
+        ["Eq", *(f"{method}, {by}" for by in PROTOCOLS.values() for method in labels.values())],
+        ([name, *(one for by in PROTOCOLS for one in rows.shown(labels, by))] for name, rows in of.items()),
     )
 
 
@@ -201,13 +182,14 @@ def _offset(of: Networks) -> str:
         if names
     )
     if higher:
-        remark += " So part of what is published as drift of RISE is the step between the map and the zeros in its corners."
-    head = ["Eq of RISE", "as it is, zeros, full square", "stretched, zeros, full square", "reflection, disc"]
-    lines = ([name, *rows.shown(pair, "as_published"), *rows.shown(pair[1:])] for name, rows in known.items())
-    return (
-        "- **RISE in a frame of zeros.** The authors' code stretches most maps to [0, 1] before it rotates them and fills the corners with zeros, but not those of RISE, RISE-400 and Score-CAM-80. Maps of RISE are mean probabilities, far above 0."
-        f"{remark or ' Stretching changes its Eq with no network beyond the intervals.'}"
-        + _table(head, lines)
+        remark += " So part of what is published as drift of RISE is the step to the corners."
+    return _finding(
+        "RISE in a frame of zeros.",
+        "The authors' code stretches most maps to [0, 1] before it rotates them and fills the corners with zeros, but not those of "
+        "RISE, mean probabilities far above 0, nor of RISE-400 and Score-CAM-80."
+        f"{remark or ' Stretching changes its Eq with no network beyond the intervals.'}",
+        ["Eq of RISE", "as it is, theirs", "stretched, theirs", "ours"],
+        ([name, *rows.shown(pair, "as_published"), *rows.shown(pair[1:])] for name, rows in known.items()),
     )
 
 
@@ -215,43 +197,38 @@ def _four_views(of: Networks) -> str:
     pair, remarks = ("T = 3", "T = 4"), []
     for network, rows in of.items():
         theirs, ours = (rows.sign(DIP, protocol) for protocol in PROTOCOLS)
-        if theirs != -1:
-            continue
-        if ours == 1:
-            remarks.append(f"with {network} the dip disappears with reflection in the disc")
-        elif ours == -1:
-            share = rows.value(DIP) / rows.value(DIP, "as_published")
-            remarks.append(f"with {network} {share:.0%} of the dip is left with reflection in the disc")
-        else:
-            remarks.append(
-                f"with {network} whether any of the dip is left with reflection in the disc is undecided"
-            )
-    head = ["Eq", "T = 3, zeros", "T = 4, zeros", "T = 3, disc", "T = 4, disc"]
-    lines = ([name, *rows.shown(pair, "as_published"), *rows.shown(pair)] for name, rows in of.items())
-    return (
-        "- **T = 4 against T = 3.** Rotations by multiples of 90° keep every corner filled and others do not, so zero filling compares maps in "
-        f"vignettes of two shapes: {'; '.join(remarks) or 'here there is no dip'}." + _table(head, lines)
+        left = rows.value(DIP) / rows.value(DIP, "as_published") if ours == -1 else 0.0
+        answers = {1: "the dip disappears", -1: f"{left:.0%} of the dip is left"}
+        if theirs == -1:
+            answer = answers.get(ours or 0, "whether any of the dip is left is undecided")
+            remarks.append(f"with {network} {answer} with reflection in the disc")
+    return _finding(
+        "T = 4 against T = 3.",
+        "Rotations by multiples of 90° keep every corner filled and others do not, so zero filling compares maps in vignettes "
+        f"of two shapes: {'; '.join(remarks) or 'here there is no dip'}.",
+        ["Eq", *(f"{t}, {by}" for by in PROTOCOLS.values() for t in pair)],
+        ([name, *rows.shown(pair, "as_published"), *rows.shown(pair)] for name, rows in of.items()),
     )
 
 
 def _above_floor(of: Networks) -> str:
     methods = ("grad-cam", "aug-cam", "equigrad-cam", "equigrad-cam-out")
     skill = [SKILL.format(method) for method in methods]
-    above = [name for name, rows in of.items() if rows.sign(UNALIGNED) == 1]
-    below = [name for name, rows in of.items() if rows.is_above(*skill[:2])]
     remark = ""
-    if above:
-        remark += f"By raw Eq, averaging without alignment is above Grad-CAM with {' and '.join(above)}. "
-    if below:
-        remark += f"By skill it is worse than not averaging with {' and '.join(below)}."
-    lines = (
-        [f"{name}, {kind}", *rows.shown(labels)]
-        for name, rows in of.items()
-        for kind, labels in (("Eq", methods), ("skill", skill))
-    )
-    return (
-        "- **The gain of alignment above the floor of unrelated images.** Maps of unrelated images correlate too; skill is the share of the range "
-        f"above that floor, in the disc. {remark}" + _table(["", *methods], lines)
+    if above := [name for name, rows in of.items() if rows.sign(UNALIGNED) == 1]:
+        remark += f" By raw Eq, averaging without alignment is above Grad-CAM with {' and '.join(above)}."
+    if below := [name for name, rows in of.items() if rows.is_above(*skill[:2])]:
+        remark += f" By skill it is worse than not averaging with {' and '.join(below)}."
+    return _finding(
+        "The gain of alignment above the floor of unrelated images.",
+        "Maps of unrelated images correlate too; skill is the share of the range above that floor, in the disc."
+        + remark,
+        ["", *methods],
+        (
+            [f"{name}, {kind}", *rows.shown(labels)]
+            for name, rows in of.items()
+            for kind, labels in (("Eq", methods), ("skill", skill))
+        ),
     )
 
 
@@ -262,15 +239,16 @@ def _drift(of: Networks) -> str:
         "scattered": "scattered pixels",
         "same-saliency": "pixels of the same saliency",
     }
-    lines = (
-        [words, *(_control(rows.rows.get(f"{region} (control)")) for rows in of.values())]
-        for region, words in regions.items()
-    )
-    return (
-        "- **Where the drift verdict stands.** Published: occluding drifting pixels costs less than random ones, so drift is noise. Inside the disc, "
-        "against regions of the same size: the cost of occluding drift minus the cost of occluding each control. Above 0 against the same shape "
-        "elsewhere means that the model uses drifting pixels; above 0 against pixels of the same saliency, that it uses them more than their "
-        "saliency says." + _table(["drift minus", *of], lines)
+    return _finding(
+        "Where the drift verdict stands.",
+        "Published: occluding drifting pixels costs less than random ones, so drift is noise. Here is the cost of occluding drift "
+        "minus that of a control of the same size, in the disc. Above 0 against the same shape elsewhere: the model uses drifting "
+        "pixels; above 0 against pixels of the same saliency: more than their saliency says.",
+        ["drift minus", *of],
+        (
+            [words, *(_control(rows.rows.get(f"{region} (control)")) for rows in of.values())]
+            for region, words in regions.items()
+        ),
     )
 
 
@@ -281,16 +259,17 @@ def _control(row: Row | None) -> str:
 
 def _blur(of: Networks, gains: Mapping[str, float]) -> str:
     """What a blur of the map changes; `gains` is how far EquiGrad-CAM is above Grad-CAM by the authors' protocol."""
-    labels = {f"σ = {sigma}": CHANGE_BY_BLUR.format(sigma) for sigma in (4, 16, 32)}
+    labels = {f"σ = {sigma}": CHANGE_BY_BLUR.format(sigma) for sigma in (16, 32)}
     if not any(label in rows.rows for rows in of.values() for label in labels.values()):
         return ""
     _, flat = published_range("blur.sigma16")
     moved = " and ".join(_networks_beyond(of, labels["σ = 16"], flat)) or "no network"
-    lines = ([name, *rows.changes(labels.values()), _number(gains[name])] for name, rows in of.items())
-    return (
-        f"- **Is averaging only smoothing?** Published: a blur of up to 16 pixels leaves Grad-CAM's Eq flat, within {flat:.3f}. Paired by image, by their protocol, σ = 16 changes it by more than "
-        f"that, with the whole interval, with {moved}. EquiGrad-CAM's gain, by their protocol, is in the last column."
-        + _table(["change of Eq", *_by_protocol(labels), "EquiGrad-CAM"], lines)
+    return _finding(
+        "Is averaging only smoothing?",
+        f"Published: a blur of up to 16 pixels leaves Grad-CAM's Eq flat, within {flat:.3f}. Paired by image, by their protocol, "
+        f"σ = 16 changes it by more than that, with the whole interval, with {moved}. The last column is EquiGrad-CAM's gain.",
+        ["change of Eq", *_by_protocol(labels), "EquiGrad-CAM"],
+        ([name, *rows.changes(labels.values()), _number(gains[name])] for name, rows in of.items()),
     )
 
 
@@ -307,22 +286,20 @@ def _gate(of: Networks) -> str:
     if (every := moved.get(CHANGE_BY_GATE)) is not None:
         found = f"load-bearing with {every}" if every else "not shown to be load-bearing"
         answer = f" So on all classes gating is {found}."
-    lines = ([name, *rows.changes(labels.values())] for name, rows in of.items())
-    return (
-        f"- **Does the soft gate matter?** Published: weighting views by p^γ moves Eq by at most {high - low:.3f} on the first 200 classes, so gating is not load-bearing. Paired by image, by their "
-        f"protocol, γ = 2 moves it by more than that, with the whole interval, {shown}.{answer}"
-        + _table(["change of Eq at γ = 2", *_by_protocol(labels)], lines)
+    return _finding(
+        "Does the soft gate matter?",
+        f"Published: weighting views by p^γ moves Eq by at most {high - low:.3f} on the first 200 classes, so gating is not load-bearing. "
+        f"Paired by image, by their protocol, γ = 2 moves it by more than that, with the whole interval, {shown}.{answer}",
+        ["change of Eq at γ = 2", *_by_protocol(labels)],
+        ([name, *rows.changes(labels.values())] for name, rows in of.items()),
     )
 
 
 def _networks_beyond(of: Networks, label: str, published: float) -> list[str]:
-    """The networks whose change is larger than the published one in either direction, with its whole interval, by the authors' protocol."""
+    """The networks whose whole interval of a change is beyond the published one, either way, by the authors' protocol."""
     found = {name: rows.estimate(label, "as_published") for name, rows in of.items()}
-    return [
-        name
-        for name, e in found.items()
-        if e and too_few(e) is None and (e.high < -published or e.low > published)
-    ]
+    known = {name: e for name, e in found.items() if e and too_few(e) is None}
+    return [name for name, e in known.items() if e.high < -published or e.low > published]
 
 
 def _by_protocol(titles: Iterable[str]) -> list[str]:
@@ -338,27 +315,28 @@ def _rotated_training(of: Networks, constant: Mapping[str, float]) -> str:
     )
     remark = ""
     if ahead and adds and raises:
-        holds = [sum(sign == 1 for sign in found.values()) for found in (ahead, adds, raises)]
-        others = [name for name, sign in ahead.items() if sign != 1]
+        signs = ([*found.values()] for found in (ahead, adds, raises))
+        holds = [f"{found.count(1)} of {len(found)}" for found in signs]
+        others = "; ".join(name for name, sign in ahead.items() if sign != 1)
         remark = (
-            f" With several fine-tunes, Grad-CAM after rotated training stays below EquiGrad-CAM without it in {holds[0]} of {len(ahead)}"
-            f"{f' (not on {_listed(others)})' * bool(others)}. EquiGrad-CAM adds to rotated training in {holds[1]} of {len(adds)}; rotated training raises Grad-CAM's own Eq in {holds[2]} of "
-            f"{len(raises)}. Each is counted only if the whole interval of the difference, paired by image, is above 0 for every fine-tune."
+            f"With several fine-tunes, Grad-CAM after rotated training stays below EquiGrad-CAM without it in {holds[0]}"
+            f"{f' (not on {others})' * bool(others)}. EquiGrad-CAM adds to rotated training in {holds[1]}; rotated training "
+            f"raises Grad-CAM's own Eq in {holds[2]}. Each is counted if the whole interval, paired by image, is above 0 for every fine-tune."
         )
-        many = [f"{name}: {constant[name]:.0%}" for name in ahead if constant[name] > MANY_CONSTANT]
-        if many:
-            remark += f" Constant maps count 0, so part of these differences may be that fine-tunes differ in how many maps are constant (of Grad-CAM's without rotated training, {_listed(many)})."
-        if uncounted := _uncounted(ahead, constant):
-            remark += f" {uncounted}"
-    alone = [name for name, rows in of.items() if rows.fine_tunes(labels[0]) == 1]
-    if alone:
-        remark += f" Networks with one fine-tune of each kind are listed and not counted: fine-tunes differ by more than the interval of one says ({_listed(alone)})."
-    head = ["disc Eq", "fine-tunes", "Grad-CAM", "with rotated training", "EquiGrad-CAM", "both"]
-    lines = (
-        [name, str(rows.fine_tunes(labels[0])), *(_with_range(rows, label) for label in labels)]
-        for name, rows in of.items()
+        if many := [f"{name}: {constant[name]:.0%}" for name in ahead if constant[name] > MANY_CONSTANT]:
+            remark += f" Constant maps count 0, and fine-tunes may differ in how many there are (of Grad-CAM's without rotated training, {'; '.join(many)})."
+        remark += _uncounted(ahead, constant)
+    if alone := [name for name, rows in of.items() if rows.fine_tunes(labels[0]) == 1]:
+        remark += f" One fine-tune of each kind is listed and not counted: fine-tunes differ by more than its interval says ({'; '.join(alone)})."
+    return _finding(
+        "Is training for rotation enough?",
+        remark,
+        ["disc Eq", "fine-tunes", "Grad-CAM", "with rotated training", "EquiGrad-CAM", "both"],
+        (
+            [name, str(rows.fine_tunes(labels[0])), *(_with_range(rows, label) for label in labels)]
+            for name, rows in of.items()
+        ),
     )
-    return f"- **Is training for rotation enough?**{remark}" + _table(head, lines)
 
 
 def _with_range(rows: Rows, label: str) -> str:
@@ -372,39 +350,32 @@ def _signals(of: Networks, constant: Mapping[str, float]) -> str:
     signals = (label, f"{label}, by disagreement of the views", f"{label}, by 1 − stability")
     columns = (*signals, *map(OFF_GRID_LABEL.format, signals))
     lines: list[list[str]] = []
-    chance: list[str] = []
-    blank = False
+    chance: dict[str, str] = {}
     for name, rows in of.items():
-        found = (rows.value(one) for one in columns)
-        shares = ["" if math.isnan(share) else f"{share:.0%}" for share in found]
+        shares = ["" if math.isnan(share) else f"{share:.0%}" for share in map(rows.value, columns)]
         tunes = "" if name.endswith("ImageNet") else str(rows.fine_tunes(label))
         lines.append([name, tunes, f"{rows.value('r of PEUM with 1 − Eq'):.2f}", *shares])
-        own = [label] if label in rows.rows else []
-        each = [one for seed in rows.seeds(label) or own if (one := rows.estimate(seed)) is not None]
+        each = [one for seed in rows.seeds(label) or [label] if (one := rows.estimate(seed)) is not None]
         above, below = (sum(one.low > CHANCE for one in each), sum(one.high < CHANCE for one in each))
         if above < len(each):
-            chance.append(name + _of_fine_tunes(above, below, len(each)))
-            blank = blank or constant[name] > 0
-    tied = [f"{name}: {constant[name]:.0%} are" for name in of if constant[name] > MANY_CONSTANT]
+            chance[name] = _of_fine_tunes(above, below, len(each))
     remark = ""
     if chance:
-        remark += f"PEUM is not above chance with its whole interval, or not with every fine-tune, on {_listed(chance)}. "
-    if blank:
-        remark += "Constant maps, whose Eq counts 0 and whose PEUM is 0, lower what PEUM finds where there are any; `equicam triage` ranks them first. "
-    if tied:
-        remark += (
-            "Where more than a tenth of the maps are constant, the worst tenth is a random part of them, of which even a perfect signal finds only a part "
-            f"({_listed(tied)}, as the mean over fine-tunes where there are several). "
-        )
-    if uncounted := _uncounted(of, constant):
-        remark += f"{uncounted} "
+        listed = "; ".join(name + found for name, found in chance.items())
+        why = "with its whole interval, or not with every fine-tune"
+        remark += f" PEUM is not above chance {why}, on {listed}."
+    if any(constant[name] > 0 for name in chance):
+        remark += " Constant maps, whose Eq counts 0 and whose PEUM is 0, lower what PEUM finds; `equicam triage` ranks them first."
+    if tied := [f"{name}: {constant[name]:.0%} are" for name in of if constant[name] > MANY_CONSTANT]:
+        remark += f" Where more than a tenth of the maps are constant, the worst tenth is a random part of them, of which even a perfect signal finds only a part ({'; '.join(tied)})."
     names = ("PEUM finds", "disagreement finds", "1 − stability finds")
-    return (
-        "- **Which signal finds unstable maps.** The share of the worst tenth found in a tenth of the images (chance is 10 %), by PEUM, by the "
-        "disagreement of all pairs of views and by 1 − stability, as the mean over fine-tunes where there are several; r is PEUM's with 1 − Eq of Grad-CAM. Stability and disagreement have the form of the "
-        "target, a correlation of maps; off the grid, the target is Eq at angles that no view has. "
-        f"{remark}One fine-tune is no more than an example: another one may differ by more than its interval says. `equicam triage` measures all three signals on your calibration images; `--by` chooses one."
-        + _table(["", "fine-tunes", "r of PEUM", *names, *map(OFF_GRID_LABEL.format, names)], lines)
+    return _finding(
+        "Which signal finds unstable maps.",
+        "The share of the worst tenth found in a tenth of the images (chance is 10 %), by PEUM, by the disagreement of all pairs of views and "
+        "by 1 − stability, as the mean over fine-tunes where there are several; r is PEUM's with 1 − Eq of Grad-CAM. Off the grid, the target is Eq at angles that no "
+        f"view has.{remark}{_uncounted(of, constant)} Another fine-tune may differ by more than the interval of one says.",
+        ["", "fine-tunes", "r of PEUM", *names, *map(OFF_GRID_LABEL.format, names)],
+        lines,
     )
 
 
@@ -417,13 +388,8 @@ def _of_fine_tunes(above: int, below: int, of: int) -> str:
 
 def _sanity(of: Networks) -> str:
     """Eq without trained weights, from `equicam-paper reproduce sanity`."""
-    labels = [
-        f"{method}, {weights}: Eq"
-        for method in ("grad-cam", "equigrad-cam")
-        for weights in ("weights as given", "all random")
-    ]
+    given, random = "equigrad-cam, weights as given: Eq", "equigrad-cam, all random: Eq"
     alike = "equigrad-cam, all random: Pearson with the map of the weights as given"
-    given, random = labels[2:]
     known = {name: rows.value(random) for name, rows in of.items() if not math.isnan(rows.value(random))}
     if not known:
         return ""
@@ -434,27 +400,12 @@ def _sanity(of: Networks) -> str:
     several = f"It is the mean of {seeds} random networks" if seeds > 1 else "It is of one random network"
     if any(one["constant"] > 0 for one in facts):
         several += "; some maps are constant, which count 0"
-    head = [
-        "disc Eq", "Grad-CAM", "with random weights", "EquiGrad-CAM", "with random weights", "its random networks",
-        "r of its maps with the trained ones",
-    ]  # fmt: skip
-    lines = (
-        [
-            name,
-            *rows.shown(labels),
-            rows.rows[random].note if random in rows.rows else "",
-            _with_n(rows.estimate(alike)),
-        ]
-        for name, rows in of.items()
+    labels = (given.removeprefix("equi"), random.removeprefix("equi"), given, random)
+    return _finding(
+        "Consistency without training.",
+        f"With all weights random, EquiGrad-CAM's Eq is above that of the trained network, by intervals that do not overlap, in {len(higher) or 'none'} of {len(known)}, "
+        f"{'up to' if higher else 'at most'} {_number(known[highest])} ({highest}, trained {_number(of[highest].value(given))}): "
+        f"that much comes from aligning and averaging alone. {several}. The trained network of a domain is the first of its fine-tunes.",
+        ["disc Eq", "Grad-CAM", "random", "EquiGrad-CAM", "random", "r of its maps with the trained ones"],
+        ([name, *rows.shown(labels), interval(rows.estimate(alike), 2)] for name, rows in of.items()),
     )
-    return (
-        f"- **Consistency without training.** With all weights random, EquiGrad-CAM's Eq is above that of the trained network, by intervals that do not overlap, in {len(higher) or 'none'} of {len(known)}, "
-        f"{'up to' if higher else 'at most'} {_number(known[highest])} ({highest}, trained {_number(of[highest].value(given))}): that much comes from aligning and averaging, and needs nothing that the network has learnt. "
-        f"{several}. The trained network of a domain is the first of its fine-tunes, which differ."
-        + _table(head, lines)
-    )
-
-
-def _with_n(found: Estimate | None) -> str:
-    """A measured number with its interval and number of images."""
-    return f"{interval(found, 2)}, n = {found.n}" if found else ""

@@ -17,8 +17,7 @@ from equicam.images.files import refuse_irregular
 from equicam.images.formats import refuse_size
 
 MAX_OPEN_FILES = 8
-MAX_IMAGES = 10_000_000
-"""In one file; PatchCamelyon's largest has 262,144."""
+MAX_IMAGES = 10_000_000  # in one file; PatchCamelyon's largest has 262,144
 _LOCKS: dict[int, Lock] = {}  # by process id: a fork may copy a lock that is held
 
 

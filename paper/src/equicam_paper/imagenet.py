@@ -67,19 +67,16 @@ def _by_number(root: Path, truth: Path) -> list[Item]:
     """Line i of the ground truth is the class of image i."""
     meta = _in_devkit(root, META)
     if meta is None:
-        raise EquicamError(
-            f"ImageNet in {str(root)!r}", f"{META} next to {TRUTH}", "none", "unpacking ILSVRC2012_devkit_t12.tar.gz there",
-        )  # fmt: skip
+        fix = "unpacking ILSVRC2012_devkit_t12.tar.gz there"
+        raise EquicamError(f"ImageNet in {str(root)!r}", f"{META} next to {TRUTH}", "none", fix)
     synsets, classes, annotations = _synsets_by_class(meta), read_lines(truth), _annotations(root)
     labels = {synset: i for i, synset in enumerate(sorted(synsets.values()))}
     items = []
     for base, name, number in _numbered(root):
         class_id = classes[number - 1] if 1 <= number <= len(classes) else "no such line"
         if (synset := synsets.get(class_id)) is None:
-            raise EquicamError(
-                f"image {name!r}", f"a class of {META} in line {number} of {TRUTH}", repr(class_id)[:80],
-                "both from the same devkit",
-            )  # fmt: skip
+            needs = f"a class of {META} in line {number} of {TRUTH}"
+            raise EquicamError(f"image {name!r}", needs, repr(class_id)[:80], "both from the same devkit")
         items.append(_with_boxes(item_at(base, (name,), label=labels[synset]), annotations, synset=synset))
     return items
 
@@ -92,10 +89,8 @@ def _numbered(root: Path) -> list[tuple[Path, str, int]]:
         if found := [(base, name, int(match[1])) for name in names if (match := NUMBERED.fullmatch(name))]:
             report_skipped(base, [*skipped, *((name,) for name in names if not NUMBERED.fullmatch(name))])
             return found
-    raise EquicamError(
-        f"ImageNet in {str(root)!r}", "images ILSVRC2012_val_00000001.JPEG …", "none",
-        "unpacking ILSVRC2012_img_val.tar into val/",
-    )  # fmt: skip
+    fix = "unpacking ILSVRC2012_img_val.tar into val/"
+    raise EquicamError(f"ImageNet in {str(root)!r}", "images ILSVRC2012_val_00000001.JPEG …", "none", fix)
 
 
 def _synsets_by_class(meta: Path) -> dict[str, str]:
@@ -108,10 +103,9 @@ def _synsets_by_class(meta: Path) -> dict[str, str]:
         pairs = [(int(row["ILSVRC2012_ID"]), str(row["WNID"])) for row in rows]
         return {str(number): valid_utf8(synset) for number, synset in pairs if 1 <= number <= 1000}
     except Exception as error:  # whatever is wrong with it; SciPy may also end this process
-        raise EquicamError(
-            f"file {str(meta)!r}", "synsets with ILSVRC2012_ID and WNID", valid_utf8(repr(error)[:200]),
-            "a fresh copy of the devkit",
-        ) from error  # fmt: skip
+        what, needs = f"file {str(meta)!r}", "synsets with ILSVRC2012_ID and WNID"
+        got = valid_utf8(repr(error)[:200])
+        raise EquicamError(what, needs, got, "a fresh copy of the devkit") from error
 
 
 def _in_devkit(root: Path, name: str) -> Path | None:
@@ -160,6 +154,5 @@ def read_boxes(file: Path) -> tuple[Box, ...]:
         raise
     except (expat.ExpatError, ValueError, LookupError) as error:
         raise EquicamError(what, "well-formed XML", error, "a fresh copy of it") from error
-    return tuple(
-        parse_box((b.get(k, "") for k in ("xmin", "ymin", "xmax", "ymax")), what=what) for b in found
-    )
+    corners = ("xmin", "ymin", "xmax", "ymax")
+    return tuple(parse_box((box.get(one, "") for one in corners), what=what) for box in found)

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,14 @@ from typing import Any
 from equicam.errors import EquicamError
 from equicam.evaluate.statistics import Estimate
 from equicam.shards import json_ready, read_json, write_atomic
-from equicam_paper.claims import claims
+from equicam_paper import EXPERIMENTS
+from equicam_paper.claims import NETWORKS, claims
 from equicam_paper.rows import VERDICTS, Remark, Row, judge_again, only_of_the_papers
 
-DIGITS = 6
-"""Significant digits that a kept number has."""
+DIGITS = 6  # significant digits that a kept number has
+ROTATED_SEEDS = "seeds-rotated"
+"""The seeds of the networks trained with rotated images: the same experiment on other weights."""
+_OTHER_FILES = ("section.json", "evaluations.json")
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,9 @@ class KeptRows:
     def ran(self) -> tuple[Row, ...]:
         """The rows that were run."""
         return tuple(row for row in self.rows if row.verdict != "not run")
+
+
+Kept = dict[str, dict[str, KeptRows]]  # rows by folder and experiment
 
 
 def write_rows(path: Path, kept: KeptRows) -> None:
@@ -50,9 +55,31 @@ def read_rows(path: Path) -> KeptRows:
         rows = tuple(row for one in found["rows"] for row in only_of_the_papers(_row(one), backbone, domain))
         return KeptRows(found["experiment"], backbone, domain, found["provenance"], rows)
     except (KeyError, TypeError, ValueError) as error:
-        raise EquicamError(
-            str(path), "rows with provenance, as `equicam-paper reproduce` writes them", repr(error), "running it again",
-        ) from error  # fmt: skip
+        needs = "rows with provenance, as `equicam-paper reproduce` writes them"
+        raise EquicamError(str(path), needs, repr(error), "running it again") from error
+
+
+def read_kept(rows: Path) -> Kept:
+    """Every file of rows, FOLDER/NAME.json, in the order of the experiments."""
+    order = [*EXPERIMENTS, ROTATED_SEEDS]
+    kept: Kept = {}
+    for folder in sorted(path for path in rows.iterdir() if path.is_dir()) if rows.is_dir() else ():
+        files = [path for path in folder.glob("*.json") if path.name not in _OTHER_FILES]
+        if unknown := [path.stem for path in files if path.stem not in order]:
+            raise EquicamError(str(folder), "files named as experiments", ", ".join(unknown), "removing them")
+        files.sort(key=lambda path: order.index(path.stem))
+        kept[folder.name] = {path.stem: read_rows(path) for path in files}
+    if not any(kept.values()):
+        fix = "equicam-paper reproduce all --rows FOLDER/NETWORK"
+        raise EquicamError(f"rows {str(rows)!r}", "files NETWORK/NAME.json", "none", fix)
+    return dict(sorted(kept.items(), key=lambda pair: _place(pair[0], [*pair[1].values()])))
+
+
+def _place(folder: str, experiments: list[KeptRows]) -> tuple[bool, int, str]:
+    """Networks on ImageNet stand before those of domains, and the paper's, in its order, before others."""
+    backbone = experiments[0].backbone if experiments else ""
+    rank = NETWORKS.index(backbone) if backbone in NETWORKS else len(NETWORKS)
+    return any(kept.domain for kept in experiments), rank, folder
 
 
 def _plain(row: Row) -> dict[str, Any]:
@@ -66,47 +93,26 @@ def _row(found: dict[str, Any]) -> Row:
     if found["verdict"] not in VERDICTS:
         raise ValueError(found["verdict"])
     known = claims().get(found.get("claim", ""))
-    clean, theirs = (_estimate(found.get(name)) for name in ("clean", "as_published"))
+    label, published = (known.label, known.text) if known else ("", "")
+    given = {"claim": "", "label": label, "published": published} | found
+    for name in ("clean", "as_published"):
+        given[name] = (of := found.get(name)) and Estimate(**of | _numbers({end: of[end] for end in ENDS}))
+    for name in ("reason", "why"):
+        given[name] = (of := found.get(name)) and Remark(of["code"], _numbers(of["values"]))
     within = found.get("within")
-    row = Row(
-        claim=found.get("claim", ""),
-        label=found.get("label", known.label if known else ""),
-        published=found.get("published", known.text if known else ""),
-        clean=clean,
-        as_published=theirs,
-        verdict=found["verdict"],
-        reason=_remark(found.get("reason")),
-        why=_remark(found.get("why")),
-        margin=found.get("margin"),
-        within=None if within is None else (float(within[0]), float(within[1])),
-    )
-    return judge_again(row)
+    return judge_again(Row(**given | {"within": within and (float(within[0]), float(within[1]))}))
 
 
-def _remark(found: dict[str, Any] | None) -> Remark | None:
-    return None if found is None else Remark(found["code"], _numbers(found["values"]))
+ENDS = ("value", "low", "high")
 
 
-def _estimate(found: dict[str, Any] | None) -> Estimate | None:
-    if found is None:
-        return None
-    value, low, high = (
-        float("nan") if found[name] is None else float(found[name]) for name in ("value", "low", "high")
-    )
-    return Estimate(
-        value, low, high, **{name: one for name, one in found.items() if name not in ("value", "low", "high")}
-    )
-
-
-def _numbers(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: _number(value) for name, value in values.items()}
-
-
-def _number(value: Any) -> Any:
-    """NaN for null, also in a list."""
+def _numbers(value: Any) -> Any:
+    """NaN for null, also in a list or a dict."""
+    if isinstance(value, dict):
+        return {name: _numbers(one) for name, one in value.items()}
     if isinstance(value, list):
-        return [_number(one) for one in value]
-    return float("nan") if value is None else value
+        return [_numbers(one) for one in value]
+    return math.nan if value is None else value
 
 
 def _dump(value: Any) -> str:
@@ -114,12 +120,8 @@ def _dump(value: Any) -> str:
 
 
 def _rounded(value: Any) -> Any:
-    if isinstance(value, float) and math.isfinite(value):
-        return float(f"{value:.{DIGITS}g}")
     if isinstance(value, dict):
         return {name: _rounded(one) for name, one in value.items()}
-    return (
-        [_rounded(one) for one in value]
-        if isinstance(value, Iterable) and not isinstance(value, str)
-        else value
-    )
+    if isinstance(value, list):
+        return [_rounded(one) for one in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value

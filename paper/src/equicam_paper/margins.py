@@ -1,9 +1,8 @@
 """How far a measurement may be from a published number and still be called the same.
 
-A margin must be smaller than the effect the number is published for: it is half of the published difference to the nearest number
-that it is compared with, at most half of the way to 1 for numbers that end there, and never more than a cap for its kind of
-quantity. A quantity that the paper prints in several tables has one margin, the smallest, the range of what is printed, the
-rounding of the coarsest and the error of the smallest sample, so that one measurement has one verdict.
+A margin is smaller than the effect the number is published for: half of the published difference to the nearest number that it is
+compared with, at most half of the way to 1 for numbers that end there, and at most a cap for its kind. A quantity of several tables
+has one margin, the smallest, the range of what is printed, the rounding of the coarsest and the error of the smallest sample.
 """
 
 import re
@@ -15,8 +14,7 @@ CAPS = {
     "eq": 0.03, "share": 0.05, "correlation": 0.06, "percent": 5.0, "points": 1.0, "ratio": 0.5, "lift": 0.25, "mass": 0.02,
 }  # fmt: skip
 """The largest margin by kind of quantity."""
-ENDS_AT_ONE = ("eq", "share")
-"""Kinds of quantities that cannot be above 1."""
+ENDS_AT_ONE = ("eq", "share")  # kinds of quantities that cannot be above 1
 KINDS = (
     (r"(app\.|clip\.|vitl\.)?gain", "percent"),
     (r".*\.add\.T|.*acc_seed_sd", "points"),
@@ -24,7 +22,7 @@ KINDS = (
     (r"audit\.lift", "lift"),
     (r"cond\.gap", "eq"),
     (
-        r".*(acc|stable_rate|flip_rate|\.stable$|frac\.T|augsc\.const|cap\d\d)|cos\.|const\.|peum\.random",
+        r".*(acc|stable_rate|flip_rate|\.stable$|frac\.T|cap\d\d)|.*augsc\.const|cos\.|const\.|peum\.random",
         "share",
     ),
     (r"audit\.|peum\.|cond\.corr|code\.readme", "correlation"),
@@ -70,12 +68,9 @@ CHANGE_FROM = {
     "softgate.range": "softgate.ungated",
     **{f"blur.sigma{sigma}": "blur.sigma0" for sigma in (2, 4, 8, 16)},
 }
-"""Ranges that are published as hardly different from another number: their change from it is judged, paired by image."""
-BASELINE, OURS, GATED = (
-    ("Grad-CAM", "Grad-CAM single view"),
-    ("EquiGrad-CAM", "Aligned feature-space (EquiGrad-CAM)"),
-    ("EquiGrad-CAM+PCF",),
-)
+"""Ranges published as hardly different from another number: their change from it is judged, paired by image."""
+BASELINE, GATED = ("Grad-CAM", "Grad-CAM single view"), ("EquiGrad-CAM+PCF",)
+OURS = ("EquiGrad-CAM", "Aligned feature-space (EquiGrad-CAM)")
 
 
 @cache
@@ -87,7 +82,7 @@ def margin(claim: str) -> float:
 
 @cache
 def published_range(claim: str) -> tuple[float, float]:
-    """The least and the largest number that the paper prints for what a claim is about; of a change, the least and the largest change."""
+    """The least and the largest number, or change, that the paper prints for what a claim is about."""
     if (other := COMPLEMENTS.get(claim)) is not None:
         low, high = published_range(other)
         return 1 - high, 1 - low
@@ -111,7 +106,7 @@ def published_text(claim: str) -> str:
 
 @cache
 def rounding(claim: str) -> float:
-    """Half a unit of the last printed digit; for a quantity of several tables that of the fewest digits, and for a change of two numbers twice."""
+    """Half a unit of the last printed digit, of several tables that of the fewest; for a change of two numbers twice."""
     half = 0.5 * 10.0 ** -min(other.digits for other in _same_quantity(claim))
     return 2 * half if claim in CHANGE_FROM else half
 
@@ -138,7 +133,7 @@ def _margin(claim: Claim) -> float:
 
 
 def _effect(claim: Claim) -> float | None:
-    """The least published difference to what a claim is compared with; None where the paper compares it with nothing."""
+    """The least published difference to what a claim is compared with, if anything."""
     if claim.id == "softgate.ungated":  # published next to a gate that changes nothing
         claim = claims()["softgate.range"]
     if claim.id in CHANGE_FROM:
@@ -148,14 +143,13 @@ def _effect(claim: Claim) -> float | None:
     (value,) = claim.values
     if OWN_EFFECT.match(claim.id):
         return abs(value)
-    others = (claims().get(name) for name in (AGAINST.get(claim.id, ""), *_same_column(claim)))
-    return min(
-        (abs(value - other.values[0]) for other in others if other and len(other.values) == 1), default=None
-    )
+    others = [claims().get(name) for name in (AGAINST.get(claim.id, ""), *_same_column(claim))]
+    published = [other.values[0] for other in others if other and len(other.values) == 1]
+    return min((abs(value - other) for other in published), default=None)
 
 
 def _same_column(claim: Claim) -> list[str]:
-    """Claims in the same column of its table: about Grad-CAM, for Grad-CAM about EquiGrad-CAM; by Eq also about views filtered or not."""
+    """Claims in its column: about Grad-CAM, for Grad-CAM about EquiGrad-CAM; by Eq also about views filtered or not."""
     if not claim.method or f".{claim.method}" not in claim.id:
         return []
     others: tuple[str, ...] = OURS if claim.method in BASELINE else BASELINE
@@ -176,18 +170,16 @@ SHORT = {"GC": "Grad-CAM", "EG": "EquiGrad-CAM", "Grad-CAM single view": "Grad-C
 """One name for a method that tables call differently."""
 STAGES_OF_EQ = ("final map", "published Grad-CAM (main)")
 """Stages of the decomposition that are Grad-CAM's map itself."""
-COMPLEMENTS = {"cond.resnet50.flip_rate": "cond.resnet50.stable_rate"}
-"""Claims that are 1 − another one."""
+COMPLEMENTS = {"cond.resnet50.flip_rate": "cond.resnet50.stable_rate"}  # claims that are 1 − another one
 Quantity = tuple[str, str, str, str]
 FIRST = "first classes"
 
 
 @cache
 def quantity(claim: str) -> Quantity | str:
-    """What a claim measures: network or domain, method, metric and sample; the claim's own id where no other table has it.
+    """What a claim measures: network or domain, method, metric and sample; its own id where no other table has it.
 
-    Samples over all classes count as one for Eq, which the paper prints for several of them as one number; how often the
-    top-1 is kept differs between them.
+    Samples over all classes count as one for Eq, which the paper prints as one number; how often the top-1 is kept differs.
     """
     one = claims()[COMPLEMENTS.get(claim, claim)]
     kind = _metric(one)
@@ -210,6 +202,6 @@ def _metric(claim: Claim) -> str:
 
 @cache
 def _same_quantity(claim: str) -> tuple[Claim, ...]:
-    """The claims of all tables about one quantity: a method's Eq, insertion, deletion or accuracy on one network or domain."""
+    """The claims of all tables about one quantity."""
     about = quantity(claim)
     return tuple(c for c in claims().values() if quantity(c.id) == about and c.id not in COMPLEMENTS)

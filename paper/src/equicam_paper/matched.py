@@ -11,15 +11,13 @@ from equicam.evaluate.rows import MetricColumn
 from equicam.evaluate.statistics import Estimate, Floats
 from equicam.images.items import sample_by_class
 from equicam_paper.claims import Claim, claims
-from equicam_paper.context import FORWARD_PASSES, Context, Evaluation, Experiment, another_network
+from equicam_paper.context import FORWARD_PASSES, Context, Evaluation, another_network
 from equicam_paper.measure import constant_maps
 from equicam_paper.rows import Both, Remark, Row, compare, costly, not_run, note
 
-POPULATION = 10_000
-"""The paper's images; its samples are taken as shares of them, so that a prefix covers as many classes."""
+POPULATION = 10_000  # the paper's images: samples are shares of them, so that a prefix covers as many classes
 GC, EG, AUGMENTED, RECIPRO, RISE = "grad-cam", "equigrad-cam", "aug-score-cam", "recipro-cam", "rise"
-SHORT = {"vgg16": "vgg", "vit_b_16": "vit"}
-"""The paper's short names of networks in claims."""
+SHORT = {"vgg16": "vgg", "vit_b_16": "vit"}  # the paper's short names of networks in claims
 
 
 @dataclass(frozen=True)
@@ -49,9 +47,9 @@ class Samples:
         return summary.mean_of(self.column(sample, method))
 
     def column(self, sample: str, method: str) -> MetricColumn:
-        """Eq of every image of a sample; NaN where a costly method's map is constant, which the authors' reduced runs leave out."""
+        """Eq of every image; NaN where a costly method's map is constant, which the authors' reduced runs leave out."""
         found = self.evaluate(sample, GC if method == EG else method)
-        eq = summary.pick(found.table, "eq", method, found.region)
+        eq = found.column("eq", method)
         if method in (GC, EG):
             return eq
         constant = constant_maps(found, method)
@@ -65,12 +63,11 @@ class Samples:
     def margin(self, sample: str, method: str) -> Estimate:
         """EquiGrad-CAM above the method on the same images, constant maps left out."""
         found = self.evaluate(sample, method)
-        ours, theirs = summary.pick(found.table, "eq", EG, found.region), self.column(sample, method)
+        ours, theirs = found.column("eq", EG), self.column(sample, method)
         return statistics.compare(ours.value, theirs.by_id(ours.ids), group=ours.group).difference
 
 
-Quantities = dict[str, Callable[[Samples], Estimate]]
-"""What each claim measures."""
+Quantities = dict[str, Callable[[Samples], Estimate]]  # what each claim measures
 
 
 def _cheap(network: str) -> Quantities:
@@ -120,12 +117,9 @@ def _costly(network: str) -> dict[str, Quantities]:
 
 def _apart(a: MetricColumn, b: MetricColumn) -> Estimate:
     """The mean of a over its images minus that of b over its own: images that both have are resampled together."""
-    groups = dict(zip((*a.ids, *b.ids), (*a.groups, *b.groups), strict=True))
-    every = replace(
-        a,
-        ids=np.array(sorted(groups), dtype=object),
-        groups=np.array([groups[i] for i in sorted(groups)], dtype=object),
-    )
+    of = dict(zip((*a.ids, *b.ids), (*a.groups, *b.groups), strict=True))
+    ids, groups = (np.array(values, dtype=object) for values in (sorted(of), [of[i] for i in sorted(of)]))
+    every = replace(a, ids=ids, groups=groups)
     columns: list[Floats] = []
     for one in (a, b):
         value = one.by_id(every.ids)
@@ -152,24 +146,14 @@ def matched(context: Context) -> Iterator[Row]:
             reason = costly(FORWARD_PASSES[method])
             yield from (not_run(claim, reason) for claim in quantities if claim in claims())
     for claim, quantity in wanted.items():
-        if claim in claims():
-            yield compare(
-                claim, samples.map(quantity), label=claims()[claim].metric, of_first_classes=claims()[claim].of_first_classes
-            )  # fmt: skip
+        if known := claims().get(claim):
+            first, found = known.of_first_classes, samples.map(quantity)
+            yield compare(claim, found, label=known.metric, of_first_classes=first)
 
 
 def _missing(context: Context, claim: Claim) -> Remark:
-    if context.labelled:
-        return another_network(context, claim)
-    return note("labelled images, which can be ordered by class")
+    why = note("labelled images, which can be ordered by class")
+    return another_network(context, claim) if context.labelled else why
 
 
-EXPERIMENTS = {
-    "matched": Experiment(
-        "Reduced samples: prefixes against class-spread ones",
-        ("matched.", "code.prefix", "code.spread"),
-        matched,
-        needs="an ImageNet classifier and labelled validation images, several per class",
-        missing=_missing,
-    )
-}
+MORE = {"matched": {"missing": _missing}}

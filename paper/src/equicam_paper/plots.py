@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from equicam.evaluate.statistics import Correlation, Estimate, Floats
-from equicam_paper import load_experiment
+from equicam_paper import EXPERIMENTS, load_experiment
 from equicam_paper.claims import MIN_IMAGES, claims
 from equicam_paper.kept import KeptRows
 from equicam_paper.rows import Row, number
@@ -26,22 +26,18 @@ STYLE: Any = {
     "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 9, "axes.titlelocation": "left",
     "pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "equicam", "legend.frameon": False, "legend.fontsize": 8,
 }  # fmt: skip
-FORMATS = ("pdf", "svg", "png")
 DPI, PAGE_DPI = 200, 110
-PANELS_PER_ROW = 2
-MANY_BARS = 10
-"""More of them need the width of two panels."""
+MANY_BARS = 10  # more of them need the width of two panels
 MAX_POINTS = 3000
-TEXT_BAND = 0.22
-"""Of a scatter's height, above its marks, for r and p."""
-FIGURES = ("figure-pipeline", "figure-signal-noise", "figure-drift-strip")
-"""Experiments that are figures."""
+TEXT_BAND = 0.22  # of a scatter's height, above its marks, for r and p
+FIGURES = ("figure-pipeline", "figure-signal-noise", "figure-drift-strip")  # experiments that are figures
 ON_PAGE = ("main", "t-sweep", "angles", "causal", "rotation-augmentation", "sanity")
 """Plots of the documentation."""
 RANDOM_WEIGHTS = ("weights as given", "head random", "last quarter random", "last half random", "all random")
 """The steps of `sanity`."""
-Series = tuple[str, str, str, Sequence[tuple[float, Estimate]]]
-"""Name, colour, style and points of a line."""
+Points = Sequence[tuple[float, Estimate | None]]
+Series = tuple[str, str, str, Points]  # name, colour, style and points of a line
+Named = Sequence[tuple[str, Row]]
 
 
 @dataclass(frozen=True)
@@ -50,8 +46,8 @@ class Bars:
 
     title: str
     ylabel: str
-    rows: Sequence[tuple[str, Row]]
-    fine_tunes: Sequence[tuple[str, Row]] = ()  # by the name of the bar that is their mean
+    rows: Named
+    fine_tunes: Named = ()  # by the name of the bar that is their mean
 
     def draw(self, axes: Axes) -> None:
         """Bars with 95 % intervals, rings for single fine-tunes, diamonds where something is published."""
@@ -59,12 +55,10 @@ class Bars:
         shifts = (-0.2, 0.2) if len(protocols) == 2 else (0.0,)
         for (protocol, colour, legend), shift in zip(protocols, shifts, strict=True):
             found = [(i + shift, getattr(row, protocol)) for i, (_, row) in enumerate(self.rows)]
-            found = [(x, e) for x, e in found if _known(e)]
             axes.bar(*_coordinates(found), 0.76 / len(protocols), color=colour, label=legend)
             _errors(axes, found, "black")
             places = {name: i + shift for i, (name, _) in enumerate(self.rows)}
             single = [(places[name], getattr(row, protocol)) for name, row in self.fine_tunes]
-            single = [(x, e) for x, e in single if _known(e)]
             rings: Any = {"color": "black", "markerfacecolor": "white", "ms": 3.5}
             axes.plot(*_coordinates(single), "o", label="one fine-tune" if self.fine_tunes else None, **rings)
         _diamonds(axes, [(float(i), row) for i, (_, row) in enumerate(self.rows)])
@@ -89,9 +83,9 @@ class Lines:
     def draw(self, axes: Axes) -> None:
         """Lines with 95 % intervals."""
         for name, colour, style, points in self.series:
-            kept = sorted(((x, e) for x, e in points if _known(e)), key=lambda pair: pair[0])
-            axes.plot(*_coordinates(kept), style, color=colour, marker="o", ms=3.5, lw=1.3, label=name)
-            _errors(axes, kept, colour)
+            ordered = sorted(points, key=lambda pair: pair[0])
+            axes.plot(*_coordinates(ordered), style, color=colour, marker="o", ms=3.5, lw=1.3, label=name)
+            _errors(axes, ordered, colour)
         _diamonds(axes, self.published)
         if self.logarithmic:
             axes.set_xscale("log", base=2)
@@ -144,7 +138,13 @@ class Cells:
         """Numbers with half of their 95 % interval, and a colour bar."""
         around_zero, middle = self.limits[0] < 0, sum(self.limits) / 2
         colours = "RdBu_r" if around_zero else "viridis"
-        shown = [[self._value(name, j) for j in range(len(self.columns))] for name, _ in self.rows]
+        shown = [
+            [
+                e.value if e and (name, c) not in self.constant else math.nan
+                for c, e in zip(self.columns, row, strict=True)
+            ]
+            for name, row in self.rows
+        ]
         image = axes.imshow(shown, colours, vmin=self.limits[0], vmax=self.limits[1], aspect="auto")
         axes.set_facecolor("0.92")
         centred: Any = {"ha": "center", "va": "center", "fontsize": 6}
@@ -166,12 +166,6 @@ class Cells:
         label = f"{self.label}, {self.images} images"
         axes.figure.colorbar(image, ax=axes, location="bottom", label=label, shrink=0.8, aspect=30)
 
-    def _value(self, name: str, j: int) -> float:
-        """A number, unless all maps are constant."""
-        e = dict(self.rows)[name][j]
-        blank = e is None or not _known(e) or (name, self.columns[j]) in self.constant
-        return math.nan if e is None or blank else e.value
-
 
 Panel = Bars | Lines | Scatter | Cells
 
@@ -188,57 +182,48 @@ def correlation_text(found: Correlation) -> str:
 
 def save_figure(figure: Figure, stem: Path) -> list[Path]:
     """Write a figure as PDF, SVG and PNG."""
-    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in FORMATS]
-    undated: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-    for path in paths:
-        figure.savefig(path, dpi=DPI, metadata=undated.get(path.suffix))
-    return paths
+    undated: dict[str, Any] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": None}
+    paths = {kind: stem.with_name(f"{stem.name}.{kind}") for kind in undated}
+    for kind, path in paths.items():
+        figure.savefig(path, dpi=DPI, metadata=undated[kind])
+    return [*paths.values()]
 
 
 def write_plots(kept: KeptRows, stem: Path, more: Sequence[Panel] = ()) -> list[Path]:
     """The experiment's plot in every format; none where there is nothing to draw."""
     panels = [*more, *panels_of(kept)]
-    if not panels:
-        return []
     with rc_context(STYLE):
-        return save_figure(compose(panels, heading(kept)), stem)
+        return save_figure(compose(panels, heading(kept)), stem) if panels else []
 
 
-def write_page_plot(kept: KeptRows, path: Path) -> Path | None:
+def write_page_plot(kept: KeptRows, path: Path) -> None:
     """The plot of the documentation, if the experiment has one."""
-    panels = panels_of(kept) if kept.experiment in ON_PAGE else []
-    if not panels:
-        return None
-    with rc_context(STYLE):
-        compose(panels, heading(kept)).savefig(path, dpi=PAGE_DPI)
-    return path
+    if kept.experiment in ON_PAGE and (panels := panels_of(kept)):
+        with rc_context(STYLE):
+            compose(panels, heading(kept)).savefig(path, dpi=PAGE_DPI)
 
 
 def heading(kept: KeptRows) -> str:
     """Experiment, network and images."""
     name = kept.experiment.removesuffix("-rotated")
     n, where = kept.provenance.get("n"), kept.domain or kept.provenance.get("data", "")
-    if name == "cost":  # of rounds, which its panel counts
-        n = None
-    count = f", n = {n:,}" if isinstance(n, int) else ""
+    # of rounds, which its panel counts
+    count = f", n = {n:,}" if isinstance(n, int) and name != "cost" else ""
     return f"{load_experiment(name).title}\n{kept.backbone}, {where}{count}"
 
 
 def compose(panels: Sequence[Panel], title: str) -> Figure:
     """Panels with letters, two in a row, and one legend."""
     cells = [panel for panel in panels if isinstance(panel, Cells)]
-    columns = len(cells) or min(PANELS_PER_ROW, len(panels))
+    columns = len(cells) or min(2, len(panels))
     rows = -(-len(panels) // columns)
-    many = max((len(panel.rows) for panel in panels if isinstance(panel, Bars)), default=0) > MANY_BARS
-    width = 7.6 if columns > 1 or many else 5.8
-    ratios = None
-    if cells:
-        ratios = [len(panel.columns) for panel in cells]
-        width = 1.6 + 0.64 * sum(ratios)
+    many = any(isinstance(panel, Bars) and len(panel.rows) > MANY_BARS for panel in panels)
+    ratios = [len(panel.columns) for panel in cells]
+    width = 1.6 + 0.64 * sum(ratios) if cells else 7.6 if columns > 1 or many else 5.8
     height = max(1.6 + 0.22 * len(panel.rows) if isinstance(panel, Cells) else 3.1 for panel in panels)
     figure = Figure(figsize=(width, height * rows + 0.5), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = list(figure.subplots(rows, columns, squeeze=False, width_ratios=ratios).flat)
+    axes = list(figure.subplots(rows, columns, squeeze=False, width_ratios=ratios or None).flat)
     handles: dict[str, Any] = {}
     for i, (one, panel) in enumerate(zip(axes, panels, strict=False)):
         panel.draw(one)
@@ -261,21 +246,24 @@ def panels_of(kept: KeptRows) -> list[Panel]:
     rows = [row for row in kept.ran if _known(row.clean) or _known(row.as_published)]
     if name in FIGURES or not rows:
         return []
-    panels = PLOTS.get(name, _everything)(rows)
+    own = PANELS.get(name)
+    known = EXPERIMENTS[name].get("panels")
+    panels = own(rows) if own else bars(rows, *known) if known is not None else _everything(rows)
     return [panel for panel in panels if not isinstance(panel, Bars) or panel.rows]
-
-
-def _coordinates(points: Sequence[tuple[float, Estimate]]) -> tuple[list[float], list[float]]:
-    return [x for x, _ in points], [e.value for _, e in points]
 
 
 def _known(found: Estimate | None) -> bool:
     return found is not None and not math.isnan(found.value)
 
 
-def _errors(axes: Axes, points: Iterable[tuple[float, Estimate]], colour: str) -> None:
+def _coordinates(points: Points) -> tuple[list[float], list[float]]:
+    known = [(x, e.value) for x, e in points if e is not None and _known(e)]
+    return [x for x, _ in known], [y for _, y in known]
+
+
+def _errors(axes: Axes, points: Points, colour: str) -> None:
     for x, found in points:
-        if not math.isnan(found.low):
+        if found is not None and not math.isnan(found.low):
             axes.plot([x, x], [found.low, found.high], color=colour, lw=1)
 
 
@@ -298,18 +286,15 @@ def _pick(rows: Sequence[Row], form: str) -> list[tuple[str, Row]]:
     return [(match.group(1), row) for match, row in found if match]
 
 
-def _bars(*panels: tuple[str, str, str]) -> Callable[[Sequence[Row]], Sequence[Panel]]:
+def bars(rows: Sequence[Row], *panels: Sequence[str]) -> list[Panel]:
     """A panel of bars for each title, unit, and pattern of labels."""
-    return lambda rows: [Bars(title, ylabel, _pick(rows, form)) for title, ylabel, form in panels]
+    return [Bars(title, ylabel, _pick(rows, form)) for title, ylabel, form in panels]
 
 
 def _everything(rows: Sequence[Row]) -> list[Panel]:
     """All rows between −1.5 and 1.5, which share a scale."""
-    small = [
-        row
-        for row in rows
-        if all(abs(e.value) <= 1.5 for e in (row.clean, row.as_published) if e and _known(e))
-    ]
+    of = {row.label: [e.value for e in (row.clean, row.as_published) if e and _known(e)] for row in rows}
+    small = [row for row in rows if all(abs(value) <= 1.5 for value in of[row.label])]
     return [Bars("measured and published", "value", [(row.label, row) for row in small])]
 
 
@@ -318,17 +303,6 @@ def _main(rows: Sequence[Row]) -> list[Panel]:
     usual = max((row.images for _, row in found), default=0)
     named = [(name if row.images == usual else f"{name}, n = {row.images:,}", row) for name, row in found]
     return [Bars("equivariance of each method", EQ, named)]
-
-
-decomposition = _bars(
-    (
-        "each stage of Grad-CAM under rotation",
-        "similarity of rotated\nand presented, Pearson r",
-        r"(activations|gradients|weights|weights-cosine|combined|rectified|map)",
-    ),
-    ("pooled features and logits", "cosine similarity", r"((?:feature|logit), (?:rotated|unrelated))"),
-)
-"""Stages of Grad-CAM, and cosines of pooled features and logits."""
 
 
 def _of_methods(found: Callable[[str], list[tuple[float, Row]]]) -> list[Series]:
@@ -360,7 +334,7 @@ def _angles(rows: Sequence[Row]) -> list[Panel]:
 def _causal(rows: Sequence[Row]) -> list[Panel]:
     lost = "probability of the class lost\nwhen the region is hidden"
     controls = [
-        (row.label.removesuffix(" (control)"), Row("", row.label, "", Estimate(v["mean"], v["low"], v["high"], row.clean.n if row.clean else 0), None, "measured"))
+        (row.label.removesuffix(" (control)"), Row("", row.label, "", Estimate(v["mean"], v["low"], v["high"], row.images), None, "measured"))
         for row in rows
         if row.reason is not None and row.reason.code == "control" and (v := row.reason.values)
     ]  # fmt: skip
@@ -370,7 +344,7 @@ def _causal(rows: Sequence[Row]) -> list[Panel]:
     ]
 
 
-def _over_number(rows: Sequence[Row], title: str, xlabel: str, form: str, logarithmic: bool) -> Panel:
+def _over_number(rows: Sequence[Row], title: str, xlabel: str, form: str, logarithmic: bool = False) -> Panel:
     found = [(float(name), row) for name, row in _pick(rows, form)]
     series = [
         (legend, colour, "-", [(x, getattr(row, protocol)) for x, row in found])
@@ -382,21 +356,20 @@ def _over_number(rows: Sequence[Row], title: str, xlabel: str, form: str, logari
 
 def _gate(rows: Sequence[Row]) -> list[Panel]:
     title, xlabel = "equivariance by the strength of the gate", "γ, views weighted by p^γ"
-    return [_over_number(rows, title, xlabel, r"γ = ([\d.]+)", False)]
+    return [_over_number(rows, title, xlabel, r"γ = ([\d.]+)")]
 
 
 def _views(rows: Sequence[Row]) -> list[Panel]:
     eq = _over_number(rows, "equivariance", "number of views T", r"T = (\d+)", True)
-    share = _pick(rows, r"share of the gain at (T = \d+)")
-    return [eq, Bars("share of the gain of 18 views", "share of the gain", share)]
+    share = "share of the gain"
+    return [eq, *bars(rows, ("share of the gain of 18 views", share, r"share of the gain at (T = \d+)"))]
 
 
 def _training(rows: Sequence[Row]) -> list[Panel]:
     def named(form: str) -> list[tuple[str, Row]]:
         return [(_name_of_training(name), row) for name, row in _pick(rows, form)]
 
-    eq, right = r"((?:GC|EG) Eq (?:no|rot) aug)", r"(acc (?:no|rot) aug)"
-    of_seed = r", seed \d+"
+    eq, right, of_seed = r"((?:GC|EG) Eq (?:no|rot) aug)", r"(acc (?:no|rot) aug)", r", seed \d+"
     return [
         Bars("equivariance", EQ, named(rf"{eq[:-1]}|EG Eq, .+)"), named(eq + of_seed)),
         Bars("accuracy", "share of test images", named(right), named(right + of_seed)),
@@ -414,11 +387,6 @@ def _name_of_training(name: str) -> str:
 
 def random_weights_panels(rows: Sequence[Row]) -> list[Cells]:
     """Of `sanity`: a line per method, from the weights as given to all of them random."""
-    kinds = (
-        ("Eq", "Eq", (0.0, 1.0), RANDOM_WEIGHTS),
-        ("Pearson r of the maps", "Pearson", (-1.0, 1.0), RANDOM_WEIGHTS[1:]),
-        ("SSIM of the maps", "SSIM", (0.0, 1.0), RANDOM_WEIGHTS[1:]),
-    )
     constant = frozenset(
         (method, weights)
         for weights in RANDOM_WEIGHTS
@@ -426,15 +394,16 @@ def random_weights_panels(rows: Sequence[Row]) -> list[Cells]:
         if row.reason and row.reason.values.get("constant") == 1
     )
     panels: list[Cells] = []
-    for title, label, limits, columns in kinds:
-        found = {weights: dict(_pick(rows, rf"(.+), {weights}: {label}(?: with .+)?")) for weights in columns}
+    for title, label, limits, columns in (
+        ("Eq", "Eq", (0.0, 1.0), RANDOM_WEIGHTS),
+        ("Pearson r of the maps", "Pearson", (-1.0, 1.0), RANDOM_WEIGHTS[1:]),
+        ("SSIM of the maps", "SSIM", (0.0, 1.0), RANDOM_WEIGHTS[1:]),
+    ):
+        found = {one: dict(_pick(rows, rf"(.+), {one}: {label}(?: with .+)?")) for one in columns}
         methods = dict.fromkeys(name for of in found.values() for name in of)
-        cells = [
-            (method, [found[one][method].clean if method in found[one] else None for one in columns])
-            for method in methods
-        ]
+        cells = {m: [of[m].clean if m in of else None for of in found.values()] for m in methods}
         if cells:
-            panels.append(Cells(title, label, limits, columns, cells, constant))
+            panels.append(Cells(title, label, limits, columns, [*cells.items()], constant))
     return panels
 
 
@@ -444,13 +413,15 @@ def _constants(rows: Sequence[Row]) -> list[Panel]:
     for name, row in _pick(rows, r"(.+) = .+"):
         published = claims()[row.claim].value if row.claim in claims() else None
         if row.clean is not None and isinstance(published, float):
-            ratio = number(row.clean.value / published)
-            ratios.append((name, replace(row, claim="", clean=ratio)))
-    measured = _bars(
-        ("constant maps", "share of images, at most", r"constant maps at most, (.+)"),
-        ("PEUM as the authors' code has it", "Pearson r", r"(r of gated PEUM) .+"),
-    )
-    return [Bars("constants, ours over the published", "ratio\n1: the same", ratios), *measured(rows)]
+            ratios.append((name, replace(row, claim="", clean=number(row.clean.value / published))))
+    return [
+        Bars("constants, ours over the published", "ratio\n1: the same", ratios),
+        *bars(
+            rows,
+            ("constant maps", "share of images, at most", r"constant maps at most, (.+)"),
+            ("PEUM as the authors' code has it", "Pearson r", r"(r of gated PEUM) .+"),
+        ),
+    ]
 
 
 def _cost(rows: Sequence[Row]) -> list[Panel]:
@@ -460,67 +431,10 @@ def _cost(rows: Sequence[Row]) -> list[Panel]:
     return [Bars(f"time of a map, median of {rounds} rounds", "times as long", [*by_name.items()])]
 
 
-HIGHER, LOWER = "area under the curve\nhigher is better", "area under the curve\nlower is better"
-_AREAS = (("insertion", HIGHER, r"([\w+@-]+), insertion"), ("deletion", LOWER, r"([\w+@-]+), deletion"))
-_BOXES = _bars(
-    ("pointing", "share of images", r"([\w+@-]+), pointing"),
-    ("box-iou", "intersection over union", r"([\w+@-]+), box-iou"),
-)
-_IN_REGION = "share of saliency in the label region"
-_FOUND = "share found\n0.1: chance in a tenth"
-PLOTS: dict[str, Callable[[Sequence[Row]], Sequence[Panel]]] = {
-    "main": _main,
-    "equal-compute": _main,
-    "vit-attribution": _main,
-    "vit-l": _main,
-    "decomposition": decomposition,
-    "strata": strata,
-    "drift-confidence": _bars(),
-    "causal": _causal,
-    "soft-gate": _gate,
-    "t-sweep": _views,
-    "angles": _angles,
-    "localisation": _BOXES,
-    "cub": _BOXES,
-    "faithfulness": _bars(*_AREAS),
-    "domains": _bars(("eq", EQ, r"([\w+@-]+), eq"), *_AREAS),
-    "clip": _bars(("eq", EQ, r"([\w+@-]+), eq"), *_AREAS),
-    "cost": _cost,
-    "rotation-augmentation": _training,
-    "cub-rotation": _training,
-    "constants": _constants,
-    "sanity": random_weights_panels,
-    "alignment": _bars(
-        ("equivariance", EQ, r"([\w+-]+)"),
-        ("above the floor of unrelated images", "skill\n(Eq − floor) / (1 − floor)", r"(.+): skill above the floor"),
-    ),
-    "conditional": _bars(
-        ("Eq where the prediction holds", EQ, r"((?:equi)?grad-cam, .+)"),
-        ("predictions under rotation", "share of image-angle pairs", r"(the top-1 (?:is kept|flips))"),
-    ),
-    "blur": _bars(
-        ("Grad-CAM, blurred by σ pixels", EQ, r"(?:grad-cam@)?([\w-]+)"),
-        ("change by the blur", "Eq − Eq unblurred", r"(.+) − unblurred"),
-    ),
-    "matched": _bars(("samples", "Eq, or share of pairs\nthat keep the top-1", r"(.+)")),
-    "seeds": _bars(
-        ("equivariance of each fine-tune, and the mean", EQ, r"(.+, (?:seed \d+|mean))"),
-        ("spread over fine-tunes", "standard deviation of Eq", r"(.+), spread"),
-    ),
-    "peum-audit": _bars(
-        ("which signal finds unstable maps", "r with 1 − Eq of Grad-CAM", r"r of (.+)"),
-        ("which signal finds wrong predictions", "AUROC, 0.5: chance", r"(.+): AUROC for wrong predictions"),
-    ),
-    "triage": _bars(
-        *(
-            (f"worst tenth found{where}", _FOUND, rf"(?:worst tenth )(found in (?:(?!, seed|, off).)+){where}")
-            for where in ("", ", off the grid")
-        )
-    ),
-    "label-region": _bars(
-        ("presented", _IN_REGION, r"(.+), mass in disc 0deg"),
-        ("mean over rotations", _IN_REGION, r"(.+), mass in disc rotated mean"),
-        ("presented − rotated", _IN_REGION, r"(.+), drop"),
-    ),
-    "hooks": _bars(("constant Grad-CAM maps", "share of images", r"(.+)")),
+PANELS: dict[str, Callable[[Sequence[Row]], Sequence[Panel]]] = {
+    **dict.fromkeys(("main", "equal-compute", "vit-attribution", "vit-l"), _main),
+    **dict.fromkeys(("rotation-augmentation", "cub-rotation"), _training),
+    "strata": strata, "causal": _causal, "soft-gate": _gate, "t-sweep": _views, "angles": _angles, "cost": _cost,
+    "constants": _constants, "sanity": random_weights_panels,
 }  # fmt: skip
+"""Of experiments whose panels are not bars alone (experiments.toml); one with neither is drawn as all of its rows."""

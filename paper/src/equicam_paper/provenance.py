@@ -22,10 +22,8 @@ if TYPE_CHECKING:
     from equicam_paper.context import Context
 
 AUTHORS_SEED = 42
-FILES_PER_CLASS, TAKEN_PER_CLASS = 15, 10
-"""The authors keep the first 15 validation images of every class and draw ten of them."""
-COMMIT = "EQUICAM_COMMIT"
-"""An environment variable: the commit of a copy of the source that is no clone."""
+FILES_PER_CLASS, TAKEN_PER_CLASS = 15, 10  # the first validation images of every class; those drawn of them
+COMMIT = "EQUICAM_COMMIT"  # in the environment: the commit of a copy of the source that is no clone
 
 
 def authors_slots(classes: int) -> list[list[int]]:
@@ -41,16 +39,11 @@ def authors_draw(items: Sequence[Item]) -> list[Item]:
         by_class.setdefault(item.label, []).append(item)
     sizes = {len(files) for files in by_class.values()}
     if sizes != {FILES_PER_CLASS}:
-        raise EquicamError(
-            "--draw authors",
-            f"{FILES_PER_CLASS} images of every class, a folder each, as the authors' download keeps them",
-            f"{len(by_class)} classes of {min(sizes, default=0)} to {max(sizes, default=0)}",
-            "no --draw: a class-spread sample",
-        )  # fmt: skip
-    files = [
-        sorted(by_class[name], key=lambda item: item.id)
-        for name in sorted(by_class, key=lambda name: (str(type(name)), name))
-    ]
+        needs = f"{FILES_PER_CLASS} images of every class, a folder each, as the authors' download keeps them"
+        got = f"{len(by_class)} classes of {min(sizes, default=0)} to {max(sizes, default=0)}"
+        raise EquicamError("--draw authors", needs, got, "no --draw: a class-spread sample")
+    order = sorted(by_class, key=lambda name: (str(type(name)), name))
+    files = [sorted(by_class[name], key=lambda item: item.id) for name in order]
     slots_of = [[of[i] for i in slots] for of, slots in zip(files, authors_slots(len(files)), strict=True)]
     return [item for slot in zip(*slots_of, strict=True) for item in slot]
 
@@ -70,7 +63,8 @@ def draw_sample(items: Sequence[Item], n: int | None, draw: str = "") -> list[It
 def describe_draw(items: Sequence[Item], sample: Sequence[Item], draw: str = "") -> str:
     """How the sample was drawn, in words."""
     if draw == "authors":
-        return f"the authors' draw: {len(sample):,} of the {TAKEN_PER_CLASS} per class that their loader takes with seed {AUTHORS_SEED}"
+        each = f"{TAKEN_PER_CLASS} per class that their loader takes with seed {AUTHORS_SEED}"
+        return f"the authors' draw: {len(sample):,} of the {each}"
     if len(sample) == len(items):
         return f"all {len(items):,} images of the source; not the authors' draw"
     how = "evenly" if all(item.label is None for item in items) else "spread over classes, by name"
@@ -83,22 +77,13 @@ def provenance(context: "Context") -> dict[str, Any]:
     own = (context.weights_digest, context.data_digest, len(context.sample))
     others = sorted(one for one in context.evaluated if one != own)
     found: dict[str, Any] = {
-        "version": __version__,
-        "commit": commit(),
-        "torch": torch.__version__,
-        "model": Path(context.model.name or "").name,
-        "weights": context.weights_digest,
-        "data": Path(context.data).name,
-        "split": context.split,
-        "images": context.data_digest,
-        "n": len(context.sample),
-        "groups": context.groups,
+        "version": __version__, "commit": commit(), "torch": torch.__version__, "model": Path(context.model.name or "").name,
+        "weights": context.weights_digest, "data": Path(context.data).name, "split": context.split,
+        "images": context.data_digest, "n": len(context.sample), "groups": context.groups,
         "drawn": describe_draw(context.listing, context.sample, context.draw),
-        "device": device_name(context.model.device),
-        "dtype": _dtype(context),
-        "compiled": bool(context.options.get("compiled", False)),
-        "date": datetime.now(UTC).date().isoformat(),
-    }
+        "device": device_name(context.model.device), "dtype": _dtype(context),
+        "compiled": bool(context.options.get("compiled", False)), "date": datetime.now(UTC).date().isoformat(),
+    }  # fmt: skip
     if others:
         found["evaluated"] = [one._asdict() for one in others]
         found["with_own"] = own in context.evaluated
@@ -144,12 +129,9 @@ def device_name(device: torch.device) -> str:
 
 
 def _dtype(context: "Context") -> str:
-    given = context.options.get("dtype")
-    if given is not None:
-        return str(given).removeprefix("torch.")
-    own = str(context.model.dtype).removeprefix("torch.")
+    own = str(context.options.get("dtype") or context.model.dtype).removeprefix("torch.")
     tf32 = context.model.device.type == "cuda" and torch.backends.cudnn.allow_tf32
-    return f"{own} (TF32)" if tf32 and own == "float32" else own
+    return f"{own} (TF32)" if tf32 and own == "float32" and not context.options.get("dtype") else own
 
 
 def describe(provenance: Mapping[str, Any]) -> str:
@@ -160,24 +142,12 @@ def describe(provenance: Mapping[str, Any]) -> str:
     groups = f" from {p['groups']} groups" if p.get("groups") else ""
     model = f"`{p['model']}`, " if p.get("model") else ""
     split = f", split {p['split']}" if p.get("split") else ""
+    own = [p.get("weights")] if p.get("with_own", True) else []
+    every = dict.fromkeys([*own, *(one["weights"] for one in p.get("evaluated", ()))])
+    weights = ", ".join(f"`{str(one)[:12]}`" for one in every)
+    others = {one["images"]: one["n"] for one in p.get("evaluated", ()) if one["images"] != p.get("images")}
+    parts = "".join(f", and {n} with digest `{digest[:12]}`" for digest, n in others.items())
     return (
-        f"{model}equicam {p.get('version')}{commit}, torch {p.get('torch')}, {p.get('device')}, {p.get('dtype')}{compiled}; weights {_weights(p)}; "
-        f"`{p.get('data')}`{split}: {p.get('drawn')}{groups}, digest `{str(p.get('images'))[:12]}`{_parts(p)}; {p.get('date')}"
+        f"{model}equicam {p.get('version')}{commit}, torch {p.get('torch')}, {p.get('device')}, {p.get('dtype')}{compiled}; "
+        f"weights {weights}; `{p.get('data')}`{split}: {p.get('drawn')}{groups}, digest `{str(p.get('images'))[:12]}`{parts}; {p.get('date')}"
     )
-
-
-def _weights(provenance: Mapping[str, Any]) -> str:
-    """The digests of all weights that were evaluated."""
-    own = [provenance.get("weights")] if provenance.get("with_own", True) else []
-    every = dict.fromkeys([*own, *(one["weights"] for one in provenance.get("evaluated", ()))])
-    return ", ".join(f"`{str(one)[:12]}`" for one in every)
-
-
-def _parts(provenance: Mapping[str, Any]) -> str:
-    """The other images that were evaluated, by number and digest."""
-    others = {
-        one["images"]: one["n"]
-        for one in provenance.get("evaluated", ())
-        if one["images"] != provenance.get("images")
-    }
-    return "".join(f", and {n} with digest `{digest[:12]}`" for digest, n in others.items())

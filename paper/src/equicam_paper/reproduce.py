@@ -1,4 +1,4 @@
-"""Run experiments on your images and keep their rows as JSON: one, or every one of a network in one process.
+"""Run experiments on your images, one or all of a network in one process, and keep their rows as JSON.
 
 All of them share the model, which is loaded and compiled once, and evaluations.
 """
@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from time import monotonic
 from types import FrameType
@@ -24,7 +23,7 @@ from equicam.shards import write_atomic
 from equicam_paper import EXPERIMENTS, load_experiment
 from equicam_paper.benchmarks import find_items
 from equicam_paper.claims import DOMAINS, METRICS, NETWORKS, claims
-from equicam_paper.context import FORWARD_PASSES, Context, Experiment
+from equicam_paper.context import FORWARD_PASSES, Context
 from equicam_paper.kept import KeptRows, write_rows
 from equicam_paper.plots import write_plots
 from equicam_paper.provenance import describe, provenance
@@ -49,26 +48,14 @@ class Reproduction:
     groups: int | None = None  # intervals are over this many groups of images; None: over images
 
 
-def reproduce(name: str, data: str | None, out: Path, **options: Any) -> Reproduction:
-    """Measure every row of an experiment; the options are those of `open_context`."""
-    find_experiment(name)
-    if data is None:
-        raise no_data(name)
-    return run_experiment(name, open_context(data, out, **options))
-
-
-def find_experiment(name: str) -> Experiment:
-    """The experiment of this name; refuses an unknown one."""
-    if name not in EXPERIMENTS:
+def refuse_unknown(name: str, data: str | None) -> None:
+    """Refuse a name that is no experiment, and a run without images, with what the experiment needs."""
+    if name != "all" and name not in EXPERIMENTS:
         raise EquicamError("an experiment", f"one of {', '.join(EXPERIMENTS)}, or all", repr(name), LISTING)
-    return load_experiment(name)
-
-
-def no_data(name: str) -> EquicamError:
-    """The error of a run without images, with what the experiment needs."""
-    needs = load_experiment(name).needs if name in EXPERIMENTS else "images"
-    fix = f"equicam-paper reproduce {name} --data FOLDER"
-    return EquicamError(f"reproduce {name}", needs, "no --data", fix)
+    if data is None:
+        needs = "images" if name == "all" else load_experiment(name).needs
+        fix = f"equicam-paper reproduce {name} --data FOLDER"
+        raise EquicamError(f"reproduce {name}", needs, "no --data", fix)
 
 
 def open_context(
@@ -80,26 +67,16 @@ def open_context(
     classes: Sequence[str] | None = None,
     device: str | None = None,
     backbone: str | None = None,
-    domain: str = "",
-    n: int | None = None,
     split: str | None = None,
-    draw: str = "",
     group_by: str | None = None,
-    costly: bool = False,
-    max_passes: int | None = None,
-    extra: Mapping[str, Path] | None = None,
-    options: Mapping[str, Any] | None = None,
-    progress: bool = False,
     warn: Callable[[str], None] = lambda _text: None,
+    **more: Any,
 ) -> Context:
-    """A network and images to measure on; `options` go to `evaluate`, and `warn` gets a line on each unknown name."""
+    """A network and images to measure on; `more` are fields of the context, and `warn` gets a line on each unknown name."""
     # refuse a missing source before a model is loaded
     items = find_items(data, split=split, group_by=group_by)
     loaded = load(model, weights=weights, classes=classes or zero_shot_classes(model, items), device=device)
-    context = Context(
-        model=loaded, data=data, out=out, backbone=backbone or model, domain=domain, n=n, split=split, draw=draw,
-        group_by=group_by, costly=costly, max_passes=max_passes, progress=progress, options=dict(options or {}), extra=dict(extra or {}),
-    )  # fmt: skip
+    context = Context(loaded, data, out, backbone or model, split=split, group_by=group_by, **more)
     for line in unpublished(context):
         warn(line)
     return context
@@ -132,10 +109,8 @@ def parse_extra(given: str) -> tuple[str, Path]:
     """NAME=FILE as the name of extra weights and their file."""
     name, _, file = given.partition("=")
     if name not in EXTRA_WEIGHTS or not Path(file).is_file():
-        raise EquicamError(
-            "--extra", f"{', '.join(EXTRA_WEIGHTS)} with = and an existing file of weights", repr(given),
-            "--extra rotated=models/rotated/weights.safetensors",
-        )  # fmt: skip
+        needs = f"{', '.join(EXTRA_WEIGHTS)} with = and an existing file of weights"
+        raise EquicamError("--extra", needs, repr(given), "--extra rotated=models/rotated.safetensors")
     return name, Path(file)
 
 
@@ -143,36 +118,24 @@ def unpublished(context: Context) -> Iterator[str]:
     """A network or domain without published numbers is allowed, but may be a misspelling."""
     if any(c.is_about(context.backbone, context.domain) for c in claims().values() if not c.of_protocol):
         return
-    for kind, given, known, option in (
-        ("network", context.backbone, NETWORKS, "--backbone"),
-        ("domain", context.domain, DOMAINS, "--domain"),
-    ):
+    option = {"network": "--backbone", "domain": "--domain"}
+    for kind, given, known in (("network", context.backbone, NETWORKS), ("domain", context.domain, DOMAINS)):
         if given and given not in known:
-            yield f"the paper has no {kind} {given} ({', '.join(known)}), so its rows stand alone; {option} names one it has"
+            what = f"the paper has no {kind} {given} ({', '.join(known)})"
+            yield f"{what}, so its rows stand alone; {option[kind]} names one it has"
 
 
-METHODS = (
-    "grad-cam", "grad-cam++", "layer-cam", "aug-cam", "equigrad-cam", "equigrad-cam+pcf", "equigrad-cam-out", "coverage",
-)  # fmt: skip
-SHARED_BY = {
-    "main", "alignment", "conditional", "strata", "drift-confidence", "angles", "peum-audit", "constants", "triage", "domains",
-}  # fmt: skip
-"""Experiments that read the shared evaluation."""
 DOMAIN_METHODS = ("grad-cam", "aug-cam", "equigrad-cam+pcf", "equigrad-cam")
+METHODS = (*DOMAIN_METHODS, "grad-cam++", "layer-cam", "equigrad-cam-out", "coverage")
+SHARED_BY = {name for name, of in EXPERIMENTS.items() if of.get("reads") == "shared"}
 DOMAIN_EXPERIMENTS = ("domains", "triage", "rotation-augmentation", "seeds", "sanity")
-OF_DOMAINS = ("domains", "rotation-augmentation", "seeds", "label-region", "clip", "cub", "cub-rotation")
-"""Without a domain they measure nothing."""
 COSTLY_EXPERIMENTS = ("constant-maps", "equal-compute", "sanity", "main")
 """Those whose rows need --costly, the cheapest first."""
-PASSES = {
-    "shared": 300, "decomposition": 40, "causal": 250, "blur": 20, "soft-gate": 300, "t-sweep": 600, "faithfulness": 500,
-    "localisation": 80, "matched": 150, "constants": 10, "domains": 0, "triage": 0, "rotation-augmentation": 600, "sanity": 1050, "seeds": 900,
-}  # fmt: skip
-"""Forward passes per image by both protocols, roughly; nothing for those that read the shared evaluation."""
-COSTLY_PASSES = {"constant-maps": 2050, "equal-compute": 4300}
+PASSES = {"shared": 300} | {name: of.get("passes", 0) for name, of in EXPERIMENTS.items()}
+"""Forward passes per image by both protocols, roughly; none for those that read the shared evaluation."""
+COSTLY_PASSES = {name: of["costly_passes"] for name, of in EXPERIMENTS.items() if "costly_passes" in of}
 """With --costly; those of `main` follow from its methods."""
-MAPS_PER_IMAGE = 8
-"""The presented image and seven rotations; both protocols share the scores of masked images."""
+MAPS_PER_IMAGE = 8  # presented and seven rotations; both protocols share the scores of masked images
 
 
 @dataclass(frozen=True)
@@ -195,7 +158,7 @@ def experiments_of(context: Context) -> tuple[str, ...]:
         return DOMAIN_EXPERIMENTS
     if context.costly:
         return COSTLY_EXPERIMENTS
-    return tuple(name for name in EXPERIMENTS if name not in OF_DOMAINS)
+    return tuple(name for name, of in EXPERIMENTS.items() if not of.get("domain_only"))
 
 
 def run_all(
@@ -214,19 +177,19 @@ def run_all(
     if unknown := sorted(set(wanted) - set(EXPERIMENTS)):
         raise EquicamError("experiments", "names of --list", ", ".join(unknown), LISTING)
     clock = _Clock(len(context.sample), costly_passes(context) if context.costly else _passes(context))
-    steps: list[tuple[str, Callable[[], Path | None]]] = []
-    if len(SHARED_BY & set(wanted)) > 1:
-        steps.append(("shared", lambda: share(context)))
-    steps += [(name, partial(_path_of_rows, name, context)) for name in wanted]
-    for name, step in steps:
+    for name in (*(["shared"] if len(SHARED_BY & set(wanted)) > 1 else []), *wanted):
         if until is not None and monotonic() >= until:
             yield Outcome(name, 0.0, reason="not begun: no time was left")
             continue
         progress(f"{name}: {clock.estimate(name)}")
-        begin, path, reason = monotonic(), None, ""
+        begin, reason = monotonic(), ""
+        path: Path | None = None
         try:
             with time_limit(until):
-                path = step()
+                if name == "shared":
+                    share(context)
+                else:
+                    path = run_experiment(name, context).path
         except TimeUp:
             reason = "interrupted: no time was left; the same command resumes"
         except Exception as error:  # noqa: BLE001 the next experiment may well run
@@ -246,21 +209,17 @@ def _passes(context: Context) -> dict[str, int]:
 
 
 def costly_passes(context: Context) -> dict[str, int]:
-    """Forward passes per image of the sample; a method published for the first classes also runs on images of those."""
+    """The same with --costly; a method published for the first classes also runs on images of those."""
     of_methods = sum(FORWARD_PASSES[method] for method in context.affordable(list(FORWARD_PASSES)))
     return COSTLY_PASSES | {"main": MAPS_PER_IMAGE * of_methods}
 
 
-def _path_of_rows(name: str, context: Context) -> Path:
-    return run_experiment(name, context).path
-
-
 def share(context: Context) -> None:
     """One evaluation of the methods and metrics that most experiments read: views are computed once for all of them."""
-    if context.costly:
-        return
-    metrics = dict.fromkeys((*METRICS.values(), *SIGNALS)) if context.domain else SIGNALS
-    context.evaluate_both(DOMAIN_METHODS if context.domain else METHODS, tuple(metrics))
+    if context.domain and not context.costly:
+        context.evaluate_both(DOMAIN_METHODS, tuple(dict.fromkeys((*METRICS.values(), *SIGNALS))))
+    elif not context.costly:
+        context.evaluate_both(METHODS, SIGNALS)
 
 
 class _Clock:

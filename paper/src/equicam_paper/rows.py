@@ -1,9 +1,8 @@
 """One row of a reproduced table: the published number, the measured ones, and the verdict.
 
-Every row has three numbers side by side: published, measured by the authors' protocol (`as_published`), and measured by
-ours (the disc, reflection, a floor). The verdict compares the authors' protocol where it was run, because that is the
-number they claim. If their number comes out but the paired difference by our protocol, with its whole interval, has the
-opposite sign of the claim, it is an artefact.
+Measured is by the authors' protocol (`as_published`) and by ours (`clean`: the disc, reflection). The verdict is about the
+authors' protocol where it was run, because that is the number they claim. If their number comes out but the paired difference by
+ours, with its whole interval, has the opposite sign of the claim, it is an artefact.
 """
 
 import math
@@ -22,12 +21,11 @@ P = ParamSpec("P")
 
 
 def _networks_sentence(by_seed: Sequence[float], floor: float, constant: float) -> str:
-    """Eq of each of several networks, of unrelated images, and the share of constant maps; parts without a number are left out."""
+    """Eq of each network, of unrelated images, and the share of constant maps; parts without a number are left out."""
     parts = [f"by seed {', '.join(f'{eq:.3f}' for eq in by_seed)}"] if by_seed else []
     parts += [] if math.isnan(floor) else [f"unrelated images {floor:.3f}"]
-    return "; ".join(
-        parts + ([f"{constant:.0%} of the maps are constant and count 0"] if constant > 0 else [])
-    )
+    parts += [f"{constant:.0%} of the maps are constant and count 0"] if constant > 0 else []
+    return "; ".join(parts)
 
 
 VERDICTS = ("matches", "differs", "artefact", "undecided", "by definition", "measured", "not run")
@@ -124,9 +122,7 @@ class Row:
     reason: Remark | None = None  # what a reader should know of the measurement, or why there is none
     why: Remark | None = None  # what the verdict follows from
     margin: float | None = None  # within which the whole interval of a match lies
-    within: tuple[float, float] | None = (
-        None  # the published range that was compared with, the same number twice if it is one
-    )
+    within: tuple[float, float] | None = None  # the published range; one number twice
 
     @property
     def images(self) -> int:
@@ -138,6 +134,10 @@ class Row:
     def note(self) -> str:
         """Reason and verdict in words; empty without them."""
         return "; ".join(one.text for one in (self.why, self.reason) if one is not None)
+
+    def unclaimed(self) -> "Row":
+        """Its numbers without the claim and its verdict."""
+        return replace(self, claim="", verdict="measured", why=None, margin=None, within=None)
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, null where undefined."""
@@ -155,25 +155,22 @@ def compare(
     published: str = "not in the paper",
     of_first_classes: bool = False,
 ) -> Row:
-    """A claim with its measurements and the verdict that follows.
+    """A claim with its measurements and the verdict that follows; without one of the paper's, they stand alone.
 
-    Without a claim, or with one that the paper does not make, the measurements stand alone. `of_first_classes` says that
-    they are of the first classes, as some published numbers are.
+    `of_first_classes` says that they are of the first classes, as some published numbers are.
     """
     known = claims().get(claim)
     note = _remark(reason)
     if known is None:
         return Row("", label, published, found.clean, found.as_published, "measured", note)
-    text = published_text(claim)
-    row = Row(claim, label or known.label, text, found.clean, found.as_published, "measured", note)
-    measured = found.as_published or found.clean
-    if measured is None:
+    label, text = label or known.label, published_text(claim)
+    row = Row(claim, label, text, found.clean, found.as_published, "measured", note)
+    if (found.as_published or found.clean) is None:
         return replace(row, verdict="not run")
     if not known.values:
         return row
     if known.of_first_classes and not of_first_classes:
-        other = Remark("other-sample", {"sample": "the first classes"})
-        return replace(row, verdict="undecided", why=other)
+        return replace(row, verdict="undecided", why=Remark("other-sample", {"sample": "the first classes"}))
     row = judge_again(replace(row, within=published_range(claim)))
     if artefact is not None and artefact.holds and row.verdict == "matches":
         row = replace(row, verdict="artefact", why=artefact.remark)
@@ -181,7 +178,7 @@ def compare(
 
 
 def judge_again(row: Row) -> Row:
-    """The row with the verdict of the present rule; one that no interval decided stays as it is, and so does an artefact."""
+    """The row by the present rule; one that no interval decided stays as it is, and so does an artefact."""
     measured = row.as_published or row.clean
     if row.within is None or measured is None:
         return row
@@ -204,9 +201,9 @@ def judge(
 ) -> tuple[str, Remark | None]:
     """Equivalence by interval: whole inside the margin it matches, whole outside it differs, else nothing is decided.
 
-    `theirs` is half of the published number's own interval, or why that is unknown: errors add in quadrature. `rounding` is
-    how far the printed number may be from the measured one: a match has to be inside the margin and a difference outside of it
-    wherever in this range the measured one is. Two one-sided tests at 5 % would use the narrower 90 % interval; ours has 95 %.
+    `theirs` is half of the published number's own interval, or why that is unknown: errors add in quadrature. `rounding` is how
+    far the printed number may be from the one behind it, wherever in this range a match or a difference has to hold.
+    Two one-sided tests at 5 % would use the narrower 90 % interval; ours has 95 %.
     """
     low, high = published
     if math.isnan(found.value) or math.isnan(found.low) or math.isnan(found.high):
@@ -219,9 +216,8 @@ def judge(
     top = found.value + math.hypot(found.high - found.value, theirs)
     if top < low - margin - rounding or bottom > high + margin + rounding:
         values = {"distance": max(low - found.value, found.value - high), "margin": margin}
-        if low == high:
-            return "differs", Remark("off", values)
-        return "differs", Remark("off-range", {"low": low, "high": high} | values)
+        ends = {"low": low, "high": high}
+        return "differs", Remark("off", values) if low == high else Remark("off-range", ends | values)
     if margin <= rounding or math.isclose(margin, rounding):
         return "undecided", Remark("coarse", {"margin": margin})
     if low - (margin - rounding) <= bottom and top <= high + (margin - rounding):
@@ -232,8 +228,8 @@ def judge(
 def published_error(claim: Claim, found: Estimate) -> float | Remark:
     """Half of the published number's 95 % interval, or the reason why nothing says how wide it is.
 
-    Where none is printed, it is ours scaled to the published number of images; of a change that takes theirs for paired by image too. Both networks of a domain were fine-tuned
-    once, so how far fine-tunes differ, which the paper states for Eq and accuracy, counts twice. Costs are printed as a range.
+    Where none is printed, it is ours scaled to their number of images. Both networks of a domain were fine-tuned once, so how
+    far fine-tunes differ, which the paper states for Eq and accuracy, counts twice. Costs are printed as a range.
     """
     if claim.of == "A100":
         return 0.0
@@ -247,34 +243,29 @@ def published_error(claim: Claim, found: Estimate) -> float | Remark:
     if claim.domain not in DOMAINS:
         return images
     spread = _spread_of_trainings(claim)
-    return (
-        Remark("one-training", {}) if math.isnan(spread) else math.hypot(images, 1.96 * math.sqrt(2) * spread)
-    )
+    if math.isnan(spread):
+        return Remark("one-training", {})
+    return math.hypot(images, 1.96 * math.sqrt(2) * spread)
 
 
 def _spread_of_trainings(claim: Claim) -> float:
     """The published standard deviation over fine-tunes of what a claim is about; NaN where there is none."""
-    start, percent = f"app.{claim.domain}", 100.0
+    start = f"app.{claim.domain}"
     if "acc" in claim.metric:
-        return claims()[f"{start}.acc_seed_sd"].values[0] / percent
+        return claims()[f"{start}.acc_seed_sd"].values[0] / 100  # in percentage points
     if "Eq" not in claim.metric.split():
         return math.nan
-    aligned = claim.method.startswith(("EquiGrad-CAM", "EG"))
-    return claims()[f"{start}.seeds.{'eg' if aligned else 'gc'}.sd"].values[0]
+    method = "eg" if claim.method.startswith(("EquiGrad-CAM", "EG")) else "gc"
+    return claims()[f"{start}.seeds.{method}.sd"].values[0]
 
 
 def too_few(found: Estimate) -> Remark | None:
     """The remark that there are too few images, or groups of them, for an interval to decide anything."""
-    if few := few_images(found.n):
-        return few
+    if found.n < MIN_IMAGES:
+        return Remark("few", {"n": found.n, "needed": MIN_IMAGES})
     if found.groups is not None and found.groups < MIN_GROUPS:
         return Remark("few-groups", {"groups": found.groups, "needed": MIN_GROUPS})
     return None
-
-
-def few_images(n: int) -> Remark | None:
-    """The remark that there are too few images to decide anything."""
-    return Remark("few", {"n": n, "needed": MIN_IMAGES}) if n < MIN_IMAGES else None
 
 
 def by_definition(
@@ -286,18 +277,26 @@ def by_definition(
     near: float = 1e-4,
     unless: Remark | None = None,
 ) -> Row:
-    """A constant of the protocol or an identity: it is checked, and is not counted as a match.
+    """A constant of the protocol, checked against the published one."""
+    (published,) = claims()[claim].values
+    same = math.isclose(value, published, rel_tol=near)
+    return checked(claim, Both(number(value), None), same, label=label, reason=reason, unless=unless)
 
-    `unless` is why another value decides nothing: too few images, or another input than the paper's.
-    """
-    known = claims()[claim]
-    (published,) = known.values
-    row = Row(claim, label, known.text, number(value), None, "by definition", _remark(reason))
-    if math.isclose(value, published, rel_tol=near):
-        return row
-    return (
-        replace(row, verdict="differs") if unless is None else replace(row, verdict="undecided", why=unless)
-    )
+
+def checked(
+    claim: str,
+    found: Both[Estimate | None],
+    holds: bool,
+    *,
+    label: str,
+    reason: str = "",
+    published: str = "",
+    unless: Remark | None = None,
+) -> Row:
+    """A constant or an identity, which does not count as a match; `unless` is why another value decides nothing."""
+    verdict = "by definition" if holds else "undecided" if unless else "differs"
+    why = None if holds else unless
+    return with_verdict(claim, found, verdict, label=label, reason=reason, published=published, why=why)
 
 
 def with_verdict(
@@ -316,7 +315,7 @@ def with_verdict(
 
 
 def only_of_the_papers(row: Row, backbone: str, domain: str, *, cub: bool = True) -> tuple[Row, ...]:
-    """The row, or, where its claim is about another network or other images, the row without it and the claim as not run.
+    """The row; where its claim is about another network or images, the row without it, and the claim as not run.
 
     `cub` says that the images may be those of CUB-200-2011.
     """
@@ -325,14 +324,10 @@ def only_of_the_papers(row: Row, backbone: str, domain: str, *, cub: bool = True
         return (row,)
     if known.is_about(backbone, domain) and (cub or not known.of_cub):
         return (row,)
-    alone = replace(
-        row, claim="", published=f"{row.published}, of {known.about}", verdict="measured", why=None, margin=None, within=None
-    )  # fmt: skip
-    network = known.network or NETWORKS[0]
-    other_network = backbone != network and not domain and not known.of_cub
-    remark = (
-        Remark("network", {"network": network}) if other_network else Remark("images", {"about": known.about})
-    )
+    remark, network = Remark("images", {"about": known.about}), known.network or NETWORKS[0]
+    if backbone != network and not domain and not known.of_cub:
+        remark = Remark("network", {"network": network})
+    alone = replace(row.unclaimed(), published=f"{row.published}, of {known.about}")
     return alone, not_run(row.claim, remark)
 
 
@@ -362,19 +357,10 @@ def correlation(c: Correlation) -> Estimate:
     return Estimate(c.r, c.low, c.high, c.n, c.groups)
 
 
-def minus(e: Estimate) -> Estimate:
-    """A number with the opposite sign."""
-    return Estimate(-e.value, -e.high, -e.low, e.n, e.groups)
-
-
-def complement(e: Estimate) -> Estimate:
-    """The rest of a share."""
-    return Estimate(1 - e.value, 1 - e.high, 1 - e.low, e.n, e.groups)
-
-
-def scaled(e: Estimate, by: int | float) -> Estimate:
-    """A number in another unit."""
-    return replace(e, value=by * e.value, low=by * e.low, high=by * e.high)
+def scaled(e: Estimate, by: int | float, plus: int | float = 0.0) -> Estimate:
+    """A number in another unit, with the opposite sign, or (−1, plus 1) the rest of a share."""
+    low, high = (e.low, e.high) if by > 0 else (e.high, e.low)
+    return replace(e, value=by * e.value + plus, low=by * low + plus, high=by * high + plus)
 
 
 def _remark(given: str | Remark) -> Remark | None:

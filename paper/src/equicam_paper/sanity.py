@@ -6,6 +6,7 @@ evidence that views were aligned, and none that the map is right.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,38 +22,34 @@ from equicam.explain import explain
 from equicam.images.items import Item, sample_by_class
 from equicam.methods import METHODS
 from equicam.progress import progress_bar
-from equicam_paper.context import Context, Evaluation, Experiment
+from equicam_paper.context import Context, Evaluation
 from equicam_paper.measure import constant_share, mean_over
 from equicam_paper.rows import Both, Remark, Row, compare
 
 ATTENTION = ("rollout", "transformer-attribution")
-SEEDS = (0, 1, 2)
-"""Of the networks without a trained weight."""
+SEEDS = (0, 1, 2)  # of the networks without a trained weight
 CASCADE = {"head random": 0.0, "last quarter random": 0.25, "last half random": 0.5}
 """The share of the layers that is initialised again, from the head down."""
-COMPARED_IMAGES = 16
-"""Images whose maps with and without trained weights are compared."""
+COMPARED_IMAGES = 16  # whose maps with and without trained weights are compared
 MEASURES = {"Pearson": pearson, "SSIM": ssim}
 
 
 def not_in_float16(context: Context) -> Context:
-    """Signals fade in networks of random weights: in float16 all maps of a random MobileNetV2 become constant. The network's own precision instead."""
-    if context.options.get("dtype") != torch.float16:
-        return context
-    return replace(context, options=dict(context.options) | {"dtype": None})
+    """The network's own precision instead of float16, in which all maps of a random MobileNetV2 become constant."""
+    half = context.options.get("dtype") == torch.float16
+    return replace(context, options=context.options | {"dtype": None}) if half else context
 
 
 def sanity(context: Context) -> Iterator[Row]:
-    """Eq with the weights as given, with the last layers random, and with all of them random; and how alike the maps are."""
+    """Eq with the weights as given, with the last layers and with all of them random; and how alike the maps are."""
     items = sample_by_class(context.sample, min(COMPARED_IMAGES, len(context.sample)))
     x = context.open(items)
     methods = methods_of(context, x[:1])
     networks = {"all random": [randomise_weights(context.model, seed=seed) for seed in SEEDS]}
     networks |= {name: [randomise_weights(context.model, share=share)] for name, share in CASCADE.items()}
     total = 1 + sum(map(len, networks.values()))
-    with progress_bar(
-        "networks with and without trained weights", total, unit="networks", shown=context.progress
-    ) as bar:
+    title = "networks with and without trained weights"
+    with progress_bar(title, total, unit="networks", shown=context.progress) as bar:
         context = replace(context, progress=False)
         given = context.evaluate(methods)
         bar.advance(1)
@@ -68,16 +65,13 @@ def sanity(context: Context) -> Iterator[Row]:
                 bar.advance(1)
             for method in methods:
                 yield _eq_row(f"{method}, {name}", found, method)
-                yield from _alike_rows(
-                    f"{method}, {name}", items, before[method], [of[method] for of in after]
-                )
+                alike = [of[method] for of in after]
+                yield from _alike_rows(f"{method}, {name}", items, before[method], alike)
 
 
 def methods_of(context: Context, x: Float[Tensor, "1 c H W"]) -> list[str]:
     """The methods that work on this network: those of one pass per view, and with --costly all others too."""
-    wanted = [
-        n for n, method in METHODS.items() if method.reader.one_pass or n in ATTENTION or context.costly
-    ]
+    wanted = [n for n, of in METHODS.items() if of.reader.one_pass or n in ATTENTION or context.costly]
     found = []
     for name in context.affordable(wanted):
         try:
@@ -92,10 +86,8 @@ def _maps(
     context: Context, methods: Sequence[str], x: Float[Tensor, "b c H W"], target: Int[Tensor, " b"]
 ) -> dict[str, Float[Tensor, "b H W"]]:
     """Each method's maps of these classes."""
-    dtype = context.options.get("dtype")
-    return {
-        method: explain(context.model, x, method=method, target=target, dtype=dtype).map for method in methods
-    }
+    how: dict[str, Any] = {"target": target, "dtype": context.options.get("dtype")}
+    return {method: explain(context.model, x, method=method, **how).map for method in methods}
 
 
 def _eq_row(label: str, found: Sequence[Evaluation], method: str) -> Row:
@@ -124,12 +116,4 @@ def _alike_rows(
         yield compare("", Both(found, None), label=f"{label}: {name} with the map of the weights as given")
 
 
-EXPERIMENTS = {
-    "sanity": Experiment(
-        "Model randomisation: what is left without the trained weights",
-        (),
-        sanity,
-        needs="a classifier and images",
-        prepare=not_in_float16,
-    )
-}
+MORE = {"sanity": {"prepare": not_in_float16}}

@@ -14,8 +14,8 @@ from equicam.evaluate.rows import MetricColumn
 from equicam.evaluate.statistics import Estimate, Floats, Ids
 from equicam.evaluate.summary import SignalSummary
 from equicam_paper.claims import DOMAINS, Claim
-from equicam_paper.context import Context, Evaluation, Experiment
-from equicam_paper.measure import describe_seeds, is_constant, mean_over
+from equicam_paper.context import Context, Evaluation
+from equicam_paper.measure import is_constant, mean_over, seed_rows
 from equicam_paper.plots import DRIFT, Scatter
 from equicam_paper.rows import (
     Both,
@@ -32,14 +32,15 @@ from equicam_paper.trainings import TRAININGS, WEIGHTS, fine_tuning
 
 METRICS = ("eq", "peum", "disagreement", "stability")
 UNSTABLE = "1 − stability"
+PEUM = "peum (full)"
 SIGNALS = {
-    "PEUM": "peum (full)",
+    "PEUM": PEUM,
     "pairwise CAM disagreement": "disagreement",
     "flip rate": "flip-rate",
     "confidence drop": "confidence-drop",
 }
-MISCLASSIFIED = {"PEUM": "peum (full)", "flip": "flip-rate", "confdrop": "confidence-drop"}
-CAPTURE = {"PEUM": "peum (full)", "disagreement": "disagreement", UNSTABLE: UNSTABLE}
+MISCLASSIFIED = {"PEUM": PEUM, "flip": "flip-rate", "confdrop": "confidence-drop"}
+CAPTURE = {"PEUM": PEUM, "disagreement": "disagreement", UNSTABLE: UNSTABLE}
 GRID = {one.key for one in Views.evenly(18).transforms}
 OFF_GRID = tuple(angle for angle in ANGLES if as_transform(angle).key not in GRID)
 """The evaluation angles that none of 18 views has."""
@@ -59,9 +60,9 @@ def peum_audit(context: Context) -> Iterator[Row]:
     behind = None if ahead.clean is None else Contradiction(ahead.clean, SIX_VIEWS)
     reason = behind.remark if behind and behind.holds else ""
     yield compare("audit.diff", ahead, label="PEUM ahead of disagreement", artefact=behind, reason=reason)
-    lift = found.map(lambda of: of["peum (full)"].held_out)
-    held_out, in_sample = lift.map(lambda h: h.lift), lift.map(lambda h: number(h.in_sample, h.lift.n))
-    yield compare("audit.lift.heldout", held_out, label="mean ratio, held out")
+    lift = found.map(lambda of: of[PEUM].held_out)
+    in_sample = lift.map(lambda h: number(h.in_sample, h.lift.n))
+    yield compare("audit.lift.heldout", lift.map(lambda h: h.lift), label="mean ratio, held out")
     yield compare("audit.lift.insample", in_sample, label="mean ratio, in sample")
     for name, signal in MISCLASSIFIED.items():
         auroc = found.map(lambda of, signal: of[signal].wrong, signal)
@@ -71,9 +72,9 @@ def peum_audit(context: Context) -> Iterator[Row]:
         yield compare("", found.map(_capture, signal), label=label, published="not in the text")
     # at angles that no view has too: signals that compare views share the form of the target
     found = tables.map(_signals, OFF_GRID)
-    for name, signal in (SIGNALS | {UNSTABLE: UNSTABLE}).items():
+    for signal in (*SIGNALS.values(), UNSTABLE):
         yield compare("", found.map(_r, signal), label=f"r of {signal}, off the grid", reason=AT_OFF_GRID)
-        if name in CAPTURE or signal == "disagreement":
+        if signal in CAPTURE.values():
             label = f"{signal}: capture of the worst tenth, × chance, off the grid"
             yield compare("", found.map(_capture, signal), label=label)
     ahead = found.map(lambda of: of["disagreement"].behind_peum)
@@ -107,8 +108,7 @@ def scatter_signals(context: Context) -> list[Scatter]:
     ]
 
 
-WORST = 0.10
-"""The share of images, with the lowest Eq of Grad-CAM, that a reviewer should find."""
+WORST = 0.10  # the share of images, with the lowest Eq of Grad-CAM, that a reviewer should find
 IN_TENTH = partial(statistics.capture, budget=WORST)
 IN_FIFTH = partial(statistics.capture, budget=0.2, worst=WORST)
 LIFT = partial(statistics.capture_lift, budget=WORST)
@@ -164,11 +164,7 @@ def _rows(
 ) -> Iterator[Row]:
     """The mean over seeds with an interval over images or groups of them, and every seed where there are several."""
     each = [pair.map(lambda one: over_seeds([one], statistic)) for pair in seeds]
-    notes = [reason, describe_seeds([one.clean for one in each]) if len(each) > 1 else ""]
-    mean = Both.together(seeds).map(over_seeds, statistic)
-    yield compare(claim, mean, label=label, reason="; ".join(filter(None, notes)))
-    if len(each) > 1:
-        yield from (compare("", found, label=f"{label}, seed {i}") for i, found in enumerate(each))
+    yield from seed_rows(claim, label, Both.together(seeds).map(over_seeds, statistic), each, reason)
 
 
 def over_seeds(pairs: Sequence[Pair], statistic: statistics.Statistic) -> Estimate:
@@ -193,11 +189,10 @@ def _chance_and_p(seeds: Sequence[Both[Pair]], domain: str) -> Iterator[Row]:
     chance = seeds[0].map(lambda pair: number(IN_TENTH(0 * pair.drift, pair.drift), len(pair.drift)))
     label = "a signal without information"
     yield with_verdict("peum.random", chance, "by definition", label=label, reason="chance")
-    p = Both.together(seeds).map(
-        lambda of: max(statistics.pearson(one.signal, one.drift, group=one.group).log10_p for one in of)
-    )
+    r = (pair.map(lambda one: statistics.pearson(one.signal, one.drift, group=one.group)) for pair in seeds)
+    each = [one.map(lambda found: found.log10_p) for one in r]
+    found = Both.together(each).map(max).map(number, len(seeds[0].clean.drift))
     of_both = f"the claim is about both domains, this is {domain} alone"
-    found = p.map(number, len(seeds[0].clean.drift))
     yield with_verdict("peum.p", found, "undecided", label="log10 p of r", reason=of_both)
 
 
@@ -228,16 +223,7 @@ def _missing(_context: Context, claim: Claim) -> Remark:
     return fine_tuning(claim.domain if claim.domain in DOMAINS else DOMAINS[0], "triage")
 
 
-EXPERIMENTS = {
-    "peum-audit": Experiment(
-        "PEUM audit: which signal finds unstable maps", ("audit.",), peum_audit, scatters=scatter_signals
-    ),
-    "triage": Experiment(
-        "PEUM as a triage rule",
-        ("peum.",),
-        triage,
-        "images; the published numbers are of a --domain's",
-        _missing,
-        scatters=scatter_signals,
-    ),
+MORE = {
+    "peum-audit": {"scatters": scatter_signals},
+    "triage": {"scatters": scatter_signals, "missing": _missing},
 }

@@ -3,7 +3,7 @@
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,6 @@ from equicam.evaluate.statistics import Estimate
 from equicam_paper.plots import random_weights_panels
 from equicam_paper.rows import Row
 
-PROTOCOLS = (("as_published", "their protocol"), ("clean", "our protocol"))
 LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}", "<": r"\textless{}", ">": r"\textgreater{}",
@@ -35,16 +34,12 @@ def as_csv(rows: Sequence[Row]) -> str:
     """Every row, also those that were not run, with six digits."""
     buffer = io.StringIO()
     write = csv.writer(buffer, lineterminator="\n")
-    numbers = [f"{name}_{field}" for name, _ in PROTOCOLS for field in ("value", "low", "high", "n")]
-    write.writerow(["claim", "what", "published", *numbers, "margin", "verdict", "note"])
+    numbers = [(name, field) for name in ("as_published", "clean") for field in ("value", "low", "high", "n")]
+    write.writerow(["claim", "what", "published", *map("_".join, numbers), "margin", "verdict", "note"])
     for row in rows:
-        cells = [
-            _cell(getattr(row, name), field)
-            for name, _ in PROTOCOLS
-            for field in ("value", "low", "high", "n")
-        ]
-        texts = [_text(value) for value in (row.claim, row.label, row.published)]
+        cells = [_cell(getattr(row, name), field) for name, field in numbers]
         margin = "" if row.margin is None else f"{row.margin:g}"
+        texts = map(_text, (row.claim, row.label, row.published))
         write.writerow([*texts, *cells, margin, row.verdict, _text(row.note)])
     return buffer.getvalue()
 
@@ -61,14 +56,12 @@ class Matrix:
 def random_weights_tables(rows: Sequence[Row]) -> list[Matrix]:
     """The tables of `sanity`: one for each measure, a line per method; none for the rows of another experiment."""
     panels = random_weights_panels(rows)
-    of_networks = {
-        row.label: row.reason.values for row in rows if row.reason and row.reason.code == "networks"
-    }
+    networks = {row.label: row.reason.values for row in rows if row.reason and row.reason.code == "networks"}
     found = []
     for panel in (one for one in panels if one.label != "SSIM"):  # which is in the plot
         cells = {
             name: [
-                _with_seeds(e, of_networks.get(f"{name}, {column}: {panel.label}", {}))
+                _with_seeds(e, networks.get(f"{name}, {column}: {panel.label}", {}))
                 for column, e in zip(panel.columns, row, strict=True)
             ]
             for name, row in panel.rows
@@ -77,7 +70,7 @@ def random_weights_tables(rows: Sequence[Row]) -> list[Matrix]:
         found.append(Matrix(f"{panel.title}{with_given}, {panel.images} images", panel.columns, cells))
     for panel in panels[:1]:
         floors = {
-            name: [_floor(of_networks.get(f"{name}, {column}: Eq", {})) for column in panel.columns]
+            name: [_floor(**networks.get(f"{name}, {column}: Eq", {})) for column in panel.columns]
             for name, _ in panel.rows
         }
         title = "Eq of unrelated images, and the share of constant maps, which count 0"
@@ -93,9 +86,8 @@ def _with_seeds(found: Estimate | None, networks: Mapping[str, Any]) -> str:
     return interval(found) + (f", by seed {', '.join(f'{eq:.3f}' for eq in by_seed)}" if by_seed else "")
 
 
-def _floor(networks: Mapping[str, Any]) -> str:
+def _floor(floor: float = math.nan, constant: float = 0.0, **_: object) -> str:
     """Eq of unrelated images, and the share of constant maps where there are any."""
-    floor, constant = networks.get("floor", math.nan), networks.get("constant", 0.0)
     parts = [] if math.isnan(floor) else [f"{floor:.3f}"]
     return ", ".join(parts + ([f"{constant:.0%}"] if constant > 0 else []))
 
@@ -107,11 +99,9 @@ def as_latex(rows: Sequence[Row], title: str, provenance: str) -> str:
     if matrices := random_weights_tables(rows):
         return start + "".join(
             _latex_table(
-                f"{title}. {one.title}",
-                ["", *one.columns],
-                [[name, *cells] for name, cells in one.rows.items()],
+                f"{title}. {of.title}", ["", *of.columns], [[n, *cells] for n, cells in of.rows.items()]
             )
-            for one in matrices
+            for of in matrices
         )
     lines = [
         [row.label, row.published, interval(row.as_published), interval(row.clean), row.verdict]
@@ -136,17 +126,18 @@ def escape(text: str) -> str:
     return "".join(LATEX.get(sign, sign) for sign in text)
 
 
+def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    cells = ([cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines)
+    text = "".join(f"| {' | '.join(line)} |\n" for line in cells)
+    return f"| {' | '.join(head)} |\n|{'---|' * len(head)}\n{text}\n"
+
+
 def _cell(found: Estimate | None, field: str) -> str:
-    if found is None:
-        return ""
-    value = getattr(found, field)
-    return (
-        ""
-        if isinstance(value, float) and math.isnan(value)
-        else f"{value:.6g}"
-        if isinstance(value, float)
-        else str(value)
-    )
+    value = "" if found is None else getattr(found, field)
+    if isinstance(value, float):
+        return "" if math.isnan(value) else f"{value:.6g}"
+    return str(value)
 
 
 def _text(value: str) -> str:

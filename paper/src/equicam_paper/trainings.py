@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import mean, stdev
 
 from equicam.evaluate import summary
@@ -10,18 +10,18 @@ from equicam.evaluate.rows import MetricColumn
 from equicam.evaluate.statistics import Estimate
 from equicam.models.libraries import ZeroShot
 from equicam_paper.claims import DOMAINS, METHODS, METRICS, Claim, claims
-from equicam_paper.context import Context, Evaluation, Experiment
+from equicam_paper.context import Context, Evaluation
 from equicam_paper.measure import (
     NO_LABEL,
     accuracy,
     constant_share,
-    describe_seeds,
     eq_row,
     eq_where_defined,
     gain_row,
     mean_over,
     p_row,
     paired,
+    seed_rows,
 )
 from equicam_paper.rows import Both, Remark, Row, compare, note, number
 
@@ -48,11 +48,10 @@ def domains(context: Context) -> Iterator[Row]:
             log10_p = found.map(lambda e, metrics: max(_log10_p(e, m) for m in metrics), metrics)
             opposite = min(_log10_p(found.as_published, m, worse=False) for m in metrics)
             images = len(summary.pick(found.clean.table, metrics[0], "grad-cam").ids)
-            if claims()[claim].values:
-                label = f"log10 p that it falls, {' and '.join(metrics)}"
-            else:  # published as not significant, in either direction
-                log10_p, label = log10_p.map(min, opposite), f"log10 p, {' and '.join(metrics)}"
-            yield p_row(claim, label, log10_p, images, opposite=opposite)
+            label = "log10 p that it falls"
+            if not claims()[claim].values:  # published as not significant, in either direction
+                log10_p, label = log10_p.map(min, opposite), "log10 p"
+            yield p_row(claim, f"{label}, {' and '.join(metrics)}", log10_p, images, opposite=opposite)
     if context.affordable(["aug-score-cam"]):
         augmented = context.evaluate_both(["aug-score-cam"])
         yield eq_row(f"{start}.Aug. Score-CAM.Eq", augmented, "aug-score-cam")
@@ -74,7 +73,7 @@ def _mean(found: Evaluation, metric: str, method: str) -> Estimate:
 
 
 def _log10_p(found: Evaluation, metric: str, *, worse: bool = True) -> float:
-    """Of a paired test that EquiGrad-CAM is less faithful than Grad-CAM, as published, or more; two-sided as the authors' is."""
+    """Of a test, two-sided as theirs is, that EquiGrad-CAM is less faithful than Grad-CAM, as published, or more."""
     pair = ("grad-cam", "equigrad-cam") if worse else ("equigrad-cam", "grad-cam")
     return min(0.0, summary.contrast(found.table, *pair, score=metric, region=None).log10_p + math.log10(2))
 
@@ -89,8 +88,8 @@ def missing_domain(context: Context, claim: Claim) -> Remark:
 
 def fine_tuning(domain: str, experiment: str, options: str = "") -> Remark:
     """The commands that fine-tune a network on a domain and run an experiment with it."""
-    run = f"--weights models/plain/weights.safetensors{options}"
-    return _commands(domain, ["--out models/plain"], experiment, f" --domain {domain} {run}")
+    run = f" --domain {domain} --weights models/plain/weights.safetensors{options}"
+    return _commands(domain, ["--out models/plain"], experiment, run)
 
 
 def _commands(of: str, trainings: Sequence[str], experiment: str, options: str) -> Remark:
@@ -109,17 +108,16 @@ PROMPTS = "the prompts are not published: ours are `a photo of a CLASS.`, with t
 
 
 def clip(context: Context) -> Iterator[Row]:
-    """Table clip: Eq, insertion and deletion; accuracy; how often EquiGrad-CAM's map is constant, and Eq without those."""
+    """Table clip: Eq, insertion and deletion; accuracy; the share of EquiGrad-CAM's constant maps, and Eq without."""
     if context.domain != "RESISC45" or not isinstance(context.model.module, ZeroShot):
         return
-    found = context.evaluate_both([METHODS[name] for name in ZERO_SHOT], ["eq", "insertion", "deletion"])
+    found = context.evaluate_both([METHODS[name] for name in ZERO_SHOT], list(METRICS.values()))
     yield from _metric_rows("clip", found, ZERO_SHOT)
     right = accuracy(found)
     yield compare("clip.acc", right, label="accuracy", reason=PROMPTS if right.clean else NO_LABEL)
     yield gain_row("clip.gain", found)
-    constant = found.map(constant_share, "equigrad-cam")
+    constant, defined = (found.map(of, "equigrad-cam") for of in (constant_share, eq_where_defined))
     yield compare("const.clip.eg", constant, label="equigrad-cam: constant maps")
-    defined = found.map(eq_where_defined, "equigrad-cam")
     yield compare("clip.eg.cond", defined, label="equigrad-cam where its map is not constant")
 
 
@@ -136,11 +134,10 @@ def seeds(context: Context) -> Iterator[Row]:
     runs = [context.with_weights(context.extra[seed]).evaluate_both(list(SHORT.values())) for seed in SEEDS]
     for short, method in SHORT.items():
         each = [run.map(Evaluation.eq, method) for run in runs]
-        for i, found in enumerate(each):
-            yield compare("", found, label=f"{method}, seed {i}")
+        yield from (compare("", found, label=f"{method}, seed {i}") for i, found in enumerate(each))
         eq = Both.together(each).map(lambda of: [one.value for one in of])
         reason = f"from {min(eq.clean):.3f} to {max(eq.clean):.3f} by ours; {SPREAD}"
-        average, deviation = eq.map(lambda of: number(mean(of))), eq.map(lambda of: number(stdev(of)))
+        average, deviation = (eq.map(of).map(number) for of in (mean, stdev))
         yield compare(f"{start}.seeds.{short}", average, label=f"{method}, mean", reason=reason)
         yield compare(f"{start}.seeds.{short}.sd", deviation, label=f"{method}, spread", reason=SPREAD)
     right = [100 * found.value for found in (accuracy(run).clean for run in runs) if found]
@@ -178,11 +175,11 @@ def rotation_augmentation(context: Context) -> Iterator[Row]:
     if not context.domain or not _has_weights(context):
         return
     seeds = _evaluate_weights(context)
-    for name, found in _measure_weights(seeds).items():
-        yield from found.rows(f"rotaug.{context.claimed_domain}.{name}", name)
+    for name, columns in _measure_weights(seeds).items():
+        yield from _rows(f"rotaug.{context.claimed_domain}.{name}", name, columns)
     for label, (one, other, above) in DIFFERENCES.items():
-        difference = OverSeeds.of([_difference(tables, one, other) for tables in seeds])
-        yield from difference.rows("", label, f"paired by image; above 0: {above}")
+        columns = [_difference(of, one, other) for of in seeds]
+        yield from _rows("", label, columns, f"paired by image; above 0: {above}")
 
 
 def cub_rotation(context: Context) -> Iterator[Row]:
@@ -190,45 +187,35 @@ def cub_rotation(context: Context) -> Iterator[Row]:
     if not _has_weights(context):
         return
     measured = _measure_weights(_evaluate_weights(context))
-    for name, found in measured.items():
+    for name, columns in measured.items():
         if not name.startswith("EG"):
-            yield from found.rows(f"rotaug.CUB.{name}", name)
-    either = Both.together([measured[f"EG Eq {name}"].mean for name in WEIGHTS])
+            yield from _rows(f"rotaug.CUB.{name}", name, columns)
+    either = Both.together([_mean_of_seeds(measured[f"EG Eq {name}"]) for name in WEIGHTS])
     plain, rotated = (one.value for one in either.clean if one)
-    yield compare(
-        "rotaug.CUB.EG Eq either model", either.map(lambda of: min((e for e in of if e), key=_value)),
-        label="EG Eq, the lower of both models", reason=f"by our protocol {plain:.3f} plain, {rotated:.3f} rotated",
-    )  # fmt: skip
+    lower = either.map(lambda of: min((e for e in of if e), key=lambda e: e.value))
+    reason = f"by our protocol {plain:.3f} plain, {rotated:.3f} rotated"
+    label = "EG Eq, the lower of both models"
+    yield compare("rotaug.CUB.EG Eq either model", lower, label=label, reason=reason)
 
 
-def _value(found: Estimate) -> float:
-    return found.value
+Column = Both[MetricColumn | None]
+"""A value for every image, by both protocols; None where a quantity has no other one."""
 
 
-@dataclass(frozen=True)
-class OverSeeds:
-    """A quantity of every seed by both protocols, and its mean over the seeds with an interval over images or groups of them."""
+def _rows(claim: str, label: str, seeds: Sequence[Column], reason: str = "") -> Iterator[Row]:
+    """The mean over the seeds and every one of them, of one column for each."""
+    each = [column.map(lambda one: _defined([one])) for column in seeds]
+    yield from seed_rows(claim, label, _mean_of_seeds(seeds), each, reason)
 
-    mean: Both[Estimate | None]
-    seeds: Sequence[Both[Estimate | None]]
 
-    @staticmethod
-    def of(columns: Sequence[Both[MetricColumn]]) -> "OverSeeds":
-        """Of one column for each seed; None where nothing is defined."""
-        each = [column.map(summary.mean_of).map(_defined) for column in columns]
-        return OverSeeds(Both.together(columns).map(mean_over).map(_defined), each)
+def _mean_of_seeds(seeds: Sequence[Column]) -> Both[Estimate | None]:
+    return Both.together(seeds).map(_defined)
 
-    def of_clean(self) -> "OverSeeds":
-        """A quantity that no protocol changes."""
-        return OverSeeds(Both(self.mean.clean, None), [Both(one.clean, None) for one in self.seeds])
 
-    def rows(self, claim: str, label: str, reason: str = "") -> Iterator[Row]:
-        """The mean with the range over the seeds, or why nothing is measured; and every seed, where there are several."""
-        known = [one.clean for one in self.seeds if one.clean is not None]
-        notes = [reason, describe_seeds(known) if len(known) > 1 else "" if known else NO_LABEL]
-        yield compare(claim, self.mean, label=label, reason="; ".join(filter(None, notes)))
-        if len(self.seeds) > 1:
-            yield from (compare("", found, label=f"{label}, seed {i}") for i, found in enumerate(self.seeds))
+def _defined(columns: Sequence[MetricColumn | None]) -> Estimate | None:
+    """The mean over columns; None where nothing is defined."""
+    found = mean_over([one for one in columns if one is not None]) if None not in columns else None
+    return found if found and found.n else None
 
 
 def _has_weights(context: Context) -> bool:
@@ -248,14 +235,14 @@ def _evaluate_weights(context: Context) -> list[OfWeights]:
     ]
 
 
-def _measure_weights(seeds: Sequence[OfWeights]) -> dict[str, OverSeeds]:
-    """Eq and accuracy with either kind of weights, by the paper's names."""
-    measured: dict[str, OverSeeds] = {}
+def _measure_weights(seeds: Sequence[OfWeights]) -> dict[str, list[Column]]:
+    """Eq and accuracy with either kind of weights, a column for each seed, by the paper's names."""
+    measured: dict[str, list[Column]] = {}
     for name in WEIGHTS:
         for short, method in SHORT.items():
             columns = [tables[name].map(Evaluation.column, "eq", method) for tables in seeds]
-            measured[f"{short.upper()} Eq {name}"] = OverSeeds.of(columns)
-        measured[f"acc {name}"] = OverSeeds.of([tables[name].map(_right) for tables in seeds]).of_clean()
+            measured[f"{short.upper()} Eq {name}"] = [*columns]
+        measured[f"acc {name}"] = [Both(_right(tables[name].clean), None) for tables in seeds]
     return measured
 
 
@@ -265,11 +252,7 @@ def _right(found: Evaluation) -> MetricColumn:
     return replace(wrong, value=1 - wrong.value)
 
 
-def _defined(found: Estimate) -> Estimate | None:
-    return found if found.n else None
-
-
-def _difference(tables: OfWeights, one: tuple[str, str], other: tuple[str, str]) -> Both[MetricColumn]:
+def _difference(tables: OfWeights, one: tuple[str, str], other: tuple[str, str]) -> Column:
     """Eq with some weights and method minus that with others, on the same images."""
     a, b = (tables[weights].map(Evaluation.column, "eq", method) for weights, method in (one, other))
     return Both(paired(a.clean, b.clean), paired(a.as_published, b.as_published))
@@ -283,29 +266,10 @@ def _two_trainings(claim: Claim, experiment: str) -> Remark:
     return _commands(f"{claim.domain}{split}", tune, experiment, f"{domain} {extra}")
 
 
-CLAIMS_OF_DOMAINS = tuple(
-    f"app.{d}.{name}" for d in DOMAINS for name in ("Grad", "Aug", "aug", "Equi", "acc")
-)
-CLAIMS_OF_SEEDS = tuple(f"app.{domain}.{kind}" for domain in DOMAINS for kind in ("seeds", "acc_seed"))
-EXPERIMENTS = {
-    "clip": Experiment(
-        "Table clip: a zero-shot model on aerial tiles", ("clip.", "const.clip"), clip,
-        "a zero-shot CLIP and RESISC45", lambda *_: note(ZERO_SHOT_COMMAND),
-    ),
-    "domains": Experiment(
-        "Table application: two domains without an upright", (*CLAIMS_OF_DOMAINS, "app.gain", "app.p."), domains,
-        "--domain, its test images and fine-tuned --weights", missing_domain,
-    ),
-    "seeds": Experiment(
-        "Three fine-tunes: does the gap depend on the seed?", CLAIMS_OF_SEEDS, seeds,
-        "a domain's test images and three fine-tuned files of weights", lambda _, claim: _three_fine_tunes(claim),
-    ),
-    "rotation-augmentation": Experiment(
-        "Rotation augmentation against alignment", ("rotaug.PatchCamelyon", "rotaug.RESISC45"), rotation_augmentation,
-        "a domain's test images and two fine-tuned files of weights", lambda _, claim: _two_trainings(claim, "rotation-augmentation"),
-    ),
-    "cub-rotation": Experiment(
-        "CUB-200-2011: rotation augmentation against alignment", ("rotaug.CUB",), cub_rotation,
-        "CUB-200-2011 and two fine-tuned files of weights", lambda _, claim: _two_trainings(claim, "cub-rotation"),
-    ),
-}  # fmt: skip
+MORE = {
+    "clip": {"missing": lambda *_: note(ZERO_SHOT_COMMAND)},
+    "domains": {"missing": missing_domain},
+    "seeds": {"missing": lambda _, claim: _three_fine_tunes(claim)},
+    "rotation-augmentation": {"missing": lambda _, claim: _two_trainings(claim, "rotation-augmentation")},
+    "cub-rotation": {"missing": lambda _, claim: _two_trainings(claim, "cub-rotation")},
+}
