@@ -20,7 +20,7 @@ from equicam.evaluate.spec import EvaluationSpec
 from equicam.evaluate.table import start_table, unreadable_rows
 from equicam.images.items import Item
 from equicam.models.images import as_batch, require_one_size, stack_images
-from equicam.readers.failures import finite_images, not_finite_images
+from equicam.readers.failures import finite_images, not_finite
 from equicam.readers.model import Model
 from equicam.runtime.pending import send_to_host, to_device
 from equicam.shards import shard_path, write_table
@@ -117,7 +117,7 @@ def _to_batch(model: Model, tensors: Sequence[Float[Tensor, "c H W"]]) -> Float[
 def _require_finite(arrive: Callable[[], Mapping[str, Tensor]]) -> None:
     finite = arrive()["finite"]
     if not finite.all():
-        raise not_finite_images(finite)
+        raise not_finite(finite)
 
 
 def _add_labels(
