@@ -107,8 +107,8 @@ def test_maps_that_the_authors_do_not_stretch_are_also_measured_stretched(
 ):
     """By the same scores of masked images; by our protocol it is the same number."""
     scored = []
-    score = masking._class_score
-    monkeypatch.setattr(masking, "_class_score", lambda *a, **k: scored.append(len(a[1])) or score(*a, **k))
+    score = masking.predict
+    monkeypatch.setattr(masking, "predict", lambda *a, **k: scored.append(len(a[1])) or score(*a, **k))
     context = Context(cnn(), tiles, tmp_path, n=2, costly=True)
     rows = by_label("equal-compute", context)
     for method in ("rise-400", "score-cam-80"):

@@ -11,7 +11,7 @@ from typing import Literal
 import pytest
 
 import equicam
-from equicam.audit.audit import is_repaid, resolve_recipe
+from equicam.audit.audit import _is_repaid, resolve_recipe
 from equicam.core.views import Views
 from equicam.errors import EquicamError
 from equicam.recipe import Recipe
@@ -170,6 +170,6 @@ def test_reading_a_run_imports_no_torch(run):
 
 
 def test_only_a_gpu_with_images_enough_compiles_by_itself():
-    assert is_repaid("cuda", 20_000, 18)
-    assert not is_repaid("cuda", 1_000, 18)
-    assert not is_repaid("cpu", 10_000_000, 18)
+    assert _is_repaid("cuda", 20_000, 18)
+    assert not _is_repaid("cuda", 1_000, 18)
+    assert not _is_repaid("cpu", 10_000_000, 18)

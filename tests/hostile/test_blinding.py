@@ -21,7 +21,7 @@ from equicam.runs.log import Log
 from equicam.runs.queue_files import rank_again, rank_run, write_csv, write_queue
 from equicam.runs.review.images import ImageRenderer
 from equicam.runs.review.queue import QueueLoader
-from equicam.runs.triage import _controls, _entropy, triage
+from equicam.runs.triage import _controls, triage
 from equicam.runs.verdicts import ReviewKey, ReviewLog, read_review_key
 from equicam.shards import read_table
 from tests.audit.faked import fake_run, table
@@ -236,6 +236,11 @@ def test_the_key_is_in_no_response(ranked):
 
 
 # --- the files for reviewers ------------------------------------------------------------------------------------
+
+
+def _entropy(seed, ids):
+    """As the queue has it."""
+    return int.from_bytes(hashlib.sha256(json.dumps([seed, *ids]).encode()).digest())
 
 
 def by_permutation(count, total, controls, seed, ids):

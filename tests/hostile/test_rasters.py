@@ -223,7 +223,7 @@ def test_only_limited_processes_open_images_and_rasters(tmp_path, trap):
     for name in ("a.png", "b.jpg", "c.png"):
         Image.fromarray(scene(size=(120, 120)).transpose(1, 2, 0)).save(tmp_path / "images" / name)
     commands = [
-        "audit in --model embedded --tile 96 --bands 1,1,1 --scale 255 --views 4 --out run",
+        f"audit in --model embedded --tile 96 --bands 1,1,1 {' '.join(recipe('tiling.scale = 255'))} --views 4 --out run",
         "triage run --budget 2", "report run", "verify run", "export run --to geotiff",
         "audit images --model embedded --views 4 --out run2", "triage run2 --budget 2", "report run2", "verify run2",
         "explain images/a.png --model embedded --out explained",

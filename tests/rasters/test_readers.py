@@ -171,7 +171,7 @@ def test_deep_pixels_need_bands_and_a_scale(tmp_path):
     write_geotiff(tmp_path / "deep.tif", scene(13, "uint16"))
     with pytest.raises(EquicamError, match=r"bands to be chosen.*--bands 4,3,2"):
         read_window(tmp_path / "deep.tif", window(0, 0, 64))
-    with pytest.raises(EquicamError, match=r"a scale, because its values are not 8-bit.*--scale 10000"):
+    with pytest.raises(EquicamError, match=r"a scale, because its values are not 8-bit.*scale=10000"):
         read_window(tmp_path / "deep.tif", window(0, 0, 64, bands="4,3,2"))
     found = read_window(tmp_path / "deep.tif", window(0, 0, 64, bands="4,3,2", scale=10_000))
     assert found.values.dtype == np.uint16

@@ -243,7 +243,7 @@ def test_verbose_prints_the_log(patches, tmp_path):
     result = invoke("audit", patches, "--out", tmp_path / "run", "--views", 2, "--verbose")
     words = (
         "equicam.audit.audit: shard 0: 7 images, ",
-        "views in a forward pass",
+        "in a forward pass",
         "'broken.png' could not be",
     )
     assert all(one in result.stderr for one in words)

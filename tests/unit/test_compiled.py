@@ -55,7 +55,7 @@ class Twice(nn.Module):
 
 def test_a_layer_that_runs_twice_is_not_compiled():
     model = equicam.wrap(Twice().double(), layer="layer")
-    with pytest.raises(equicam.EquicamError, match=r"2 calls of it; try compiled=False"):
+    with pytest.raises(equicam.EquicamError, match=r"2 calls of it; try Recipe\(compiled=False\)"):
         equicam.explain(model, pictures(1), views=2, compiled=True)
     assert not model.module.layer._forward_hooks
 

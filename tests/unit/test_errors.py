@@ -159,7 +159,7 @@ CALLS = {
     'equicam.Run("run")': "try equicam.open_run(folder)",
     "equicam.open_run(3)": "needs the path of its folder, got 3",
     "equicam.compare(3, 4)": "needs the path of its folder, got 3",
-    'equicam.explain("embedded", x)': "try equicam.load('embedded')",
+    'equicam.explain("embedded", x)': "or equicam.load('embedded')",
     'equicam.wrap(torch.nn.Sequential(torch.nn.Flatten()), layer="0", task="regresion")': 'try task="regression"',
     'equicam.audit(".", equicam.load("embedded"), "run", target=len)': "needs a class by name or number, got builtin_function_or_method",
     "equicam.explain(model, x, target='cat')": "got 'cat'",
