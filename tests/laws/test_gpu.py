@@ -84,7 +84,9 @@ def test_the_gpu_is_left_as_it_was():
     assert torch.cuda.memory_allocated() == before[1]
 
 
-def test_a_full_gpu_halves_the_pass_and_goes_on():
+def test_a_full_gpu_halves_the_pass_and_goes_on(monkeypatch):
+    # smaller groups may use other kernels, of which not every one takes TF32
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     model, x = cnn_on_gpu(torch.float32), pictures(8, 256, 256).float()
     whole = equicam.explain(model, x, views=18)
     torch.cuda.empty_cache()
