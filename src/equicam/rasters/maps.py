@@ -154,6 +154,9 @@ class GeoRaster(Raster):
                     top, left = row * high - y, column * wide - x
                     valid[max(0, top) : top + high, max(0, left) : left + wide] = False
 
+    def _rows_decoded(self, level: int) -> int:
+        return int(self._block_sizes[level][0])
+
     def close(self) -> None:
         """Let go of the file."""
         for one in self._levels:

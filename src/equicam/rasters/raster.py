@@ -29,6 +29,7 @@ from equicam.images.files import AnyPath, RemotePath, open_regular
 from equicam.images.tiff import Page, is_tiff, read_pages
 
 MAX_READ_PIXELS = 64_000_000
+MAX_ROWS_PIXELS = 4_000_000_000  # decoded for a thumbnail where there is no coarse level: some ten seconds
 """Of one level, for one window: a raster without coarser levels is not read whole to shrink it. Of one tile, which is decoded whole."""
 MAX_CRS = 100_000
 _CRS = re.compile(r"[A-Za-z]{2,12}:[0-9]{1,9}$|\s*[A-Za-z_]{4,20}\s*[\[(]")
@@ -88,6 +89,10 @@ class Raster(ABC):
     def close(self) -> None:
         """Let go of the file."""
 
+    def _rows_decoded(self, _level: int) -> int:
+        """Rows that are decoded where one is read."""
+        return 512
+
     @staticmethod
     def _refuse_large_tile(path: AnyPath, width: int, height: int) -> None:
         """Raise an EquicamError for a tile or strip that would take gigabytes to decode, whatever part of it is wanted."""
@@ -139,7 +144,8 @@ class Raster(ABC):
         level = max((i for i, down in enumerate(info.downsamples) if down <= shrink), default=0)
         wide, high = self.level_size(level)
         if wide * high > MAX_READ_PIXELS // 2:  # there is no coarse level: some pixels of some rows
-            size = (max(1, size[0] // 4), max(1, size[1] // 4))
+            fewer = max(4, -(-size[1] * wide * self._rows_decoded(level) // MAX_ROWS_PIXELS))
+            size = (max(1, size[0] // fewer), max(1, size[1] // fewer))
             places = [(0, int((i + 0.5) * high / size[1]), wide, 1, i) for i in range(size[1])]
             whole = self._read_parts(level, places, (wide, size[1]), bands)
             columns = [int((i + 0.5) * wide / size[0]) for i in range(size[0])]
