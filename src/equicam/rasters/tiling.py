@@ -24,7 +24,7 @@ from equicam.rasters.options import RasterWindow, Tiling, window_id
 from equicam.rasters.raster import THUMBNAIL_PX, Raster, bad_raster, open_raster, square_side
 from equicam.rasters.windows import display_bands, resolve_input
 
-MAX_WINDOWS = 50_000_000
+MAX_WINDOWS = 10_000_000
 """Of one raster; more are a mistake in the options or in a hostile file."""
 MIN_SATURATION = 0.05
 """Of tissue, whatever Otsu's threshold is: a slide of glass alone has none."""
