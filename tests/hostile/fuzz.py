@@ -100,11 +100,8 @@ def make_source(seed: int, number: int, folder: Path) -> str:
         rows += [f"{i}.png,i{i},{i},,,train" for i in range(20)]
         (folder / "items.csv").write_bytes(mutate("\n".join(rows).encode(), random))
     elif kind == "parquet":
-        columns = {
-            "path": [f"{i}.png" for i in range(50)],
-            "label": list(range(50)),
-            "boxes": ["0 0 1 1"] * 50,
-        }
+        paths = [f"{i}.png" for i in range(50)]
+        columns = {"path": paths, "label": list(range(50)), "boxes": ["0 0 1 1"] * 50}
         pq.write_table(pa.table(columns), buffer, compression=random.choice(("snappy", "zstd", "none")))
         (folder / "items.parquet").write_bytes(mutate(buffer.getvalue(), random))
     elif kind == "cub":
