@@ -24,7 +24,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 
@@ -83,69 +83,56 @@ def make_source(seed: int, number: int, folder: Path) -> str:
     """Source `number`, written into the folder; returns its kind."""
     random = Random(f"source {seed} {number}")
     kind = random.choice(("csv", "parquet", "cub", "xml", "mat", "hdf5", "arrow", *RASTERS, *RASTERS))
+    buffer = io.BytesIO()
     if kind in RASTERS:
         make_raster(kind, random, folder)
     elif kind == "arrow":
         image = encode("png", np.zeros((8, 9, 3), np.uint8))
         table = pa.table({"image": [{"bytes": image, "path": None}] * 5, "label": list(range(5))})
-        buffer = io.BytesIO()
         with pa.ipc.new_stream(buffer, table.schema) as stream:
             stream.write_table(table)
-        lists = {"state.json": '{"_data_files": [{"filename": "data.arrow"}]}', "dataset_info.json": "{}"}
         (folder / "data.arrow").write_bytes(mutate(buffer.getvalue(), random))
+        lists = {"state.json": b'{"_data_files": [{"filename": "data.arrow"}]}', "dataset_info.json": b"{}"}
         for name, text in lists.items():
-            (folder / name).write_bytes(
-                text.encode() if random.random() < 0.8 else mutate(text.encode(), random)
-            )
+            (folder / name).write_bytes(text if random.random() < 0.8 else mutate(text, random))
     elif kind == "csv":
-        rows = [
-            ["path", "id", "label", "boxes", "region", "split"],
-            ["a.png", "1", "cat", "0 0 1 1;2 2 3 3", "0 0 9 9", "test"],
-        ]
-        rows += [[f"{i}.png", f"i{i}", str(i), "", "", "train"] for i in range(20)]
-        (folder / "items.csv").write_bytes(mutate("\n".join(map(",".join, rows)).encode(), random))
+        rows = ["path,id,label,boxes,region,split", "a.png,1,cat,0 0 1 1;2 2 3 3,0 0 9 9,test"]
+        rows += [f"{i}.png,i{i},{i},,,train" for i in range(20)]
+        (folder / "items.csv").write_bytes(mutate("\n".join(rows).encode(), random))
     elif kind == "parquet":
-        buffer = io.BytesIO()
-        table = pa.table(
-            {"path": [f"{i}.png" for i in range(50)], "label": list(range(50)), "boxes": ["0 0 1 1"] * 50}
-        )
-        pq.write_table(table, buffer, compression=random.choice(("snappy", "zstd", "none")))
+        paths = [f"{i}.png" for i in range(50)]
+        columns = {"path": paths, "label": list(range(50)), "boxes": ["0 0 1 1"] * 50}
+        pq.write_table(pa.table(columns), buffer, compression=random.choice(("snappy", "zstd", "none")))
         (folder / "items.parquet").write_bytes(mutate(buffer.getvalue(), random))
     elif kind == "cub":
-        lines = {
-            "images": "a/b.jpg",
-            "image_class_labels": "1",
-            "bounding_boxes": "0 0 5.0 5.0",
-            "train_test_split": "0",
-        }
-        for name, text in lines.items():
+        lines = {"image_class_labels": "1", "bounding_boxes": "0 0 5.0 5.0", "train_test_split": "0"}
+        for name, text in {"images": "a/b.jpg", **lines}.items():
             data = "\n".join(f"{i} {text}{i if name == 'images' else ''}" for i in range(1, 20)).encode()
             (folder / f"{name}.txt").write_bytes(mutate(data, random) if random.random() < 0.5 else data)
     elif kind == "xml":
         (folder / "n01440764").mkdir()
         (folder / "bbox").mkdir()
         (folder / "n01440764/a.JPEG").touch()
-        text = "<a><object><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox></object></a>"
-        (folder / "bbox/a.xml").write_bytes(mutate(text.encode(), random))
+        box = b"<xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax>"
+        text = b"<a><object><bndbox>" + box + b"</bndbox></object></a>"
+        (folder / "bbox/a.xml").write_bytes(mutate(text, random))
     elif kind == "mat":
         import scipy.io
 
         (folder / "ILSVRC2012_val_00000001.JPEG").touch()
         (folder / "ILSVRC2012_validation_ground_truth.txt").write_text("1\n")
-        buffer = io.BytesIO()
         dtype = [("ILSVRC2012_ID", "O"), ("WNID", "O")]
         synsets = np.array([(i, f"n{i:08}") for i in range(1, 20)], dtype=dtype)
         scipy.io.savemat(buffer, {"synsets": synsets}, do_compression=random.random() < 0.5)
         (folder / "meta.mat").write_bytes(mutate(buffer.getvalue(), random))
     else:
-        for name, data in (("x", np.zeros((6, 8, 8, 3), np.uint8)), ("y", np.zeros((6, 1, 1, 1), np.uint8))):
-            buffer = io.BytesIO()
-            with h5py.File(buffer, "w") as file:
-                file.create_dataset(name, data=data, compression="gzip" if random.random() < 0.5 else None)
-            path = folder / f"camelyonpatch_level_2_split_test_{name}.h5"
-            path.write_bytes(
-                mutate(buffer.getvalue(), random) if random.random() < 0.7 else buffer.getvalue()
-            )
+        for name, shape in (("x", (6, 8, 8, 3)), ("y", (6, 1, 1, 1))):
+            compression = "gzip" if random.random() < 0.5 else None
+            with h5py.File(buffer := io.BytesIO(), "w") as file:
+                file.create_dataset(name, data=np.zeros(shape, np.uint8), compression=compression)
+            data = buffer.getvalue()
+            data = mutate(data, random) if random.random() < 0.7 else data
+            (folder / f"camelyonpatch_level_2_split_test_{name}.h5").write_bytes(data)
     return kind
 
 
@@ -153,6 +140,7 @@ RASTERS = ("geotiff", "cog", "jp2", "ome", "pyramid", "aperio", "dicom", "mrxs")
 """Kinds of raster; regions, companions and metadata are damaged with them."""
 
 
+@cache
 def raster_templates() -> dict[str, bytes]:
     """A whole raster of each kind, as bytes: written once, and damaged in each case."""
     import rasterio
@@ -165,9 +153,9 @@ def raster_templates() -> dict[str, bytes]:
     place = {"crs": "EPSG:32618", "transform": rasterio.Affine(10, 0, 500_000, 0, -10, 4_500_000)}
     profile = {"count": 3, "height": 300, "width": 420, "dtype": "uint8"} | place
     tiled = {"tiled": True, "blockxsize": 128, "blockysize": 128, "nodata": 0, "compress": "deflate"}
-    for kind, options in (("geotiff", {"driver": "GTiff"} | tiled), ("cog", {"driver": "COG"}), ("jp2", {"driver": "JP2OpenJPEG"})):  # fmt: skip
+    for kind, driver in (("geotiff", "GTiff"), ("cog", "COG"), ("jp2", "JP2OpenJPEG")):
         with MemoryFile() as memory:
-            with memory.open(**profile, **options) as file:
+            with memory.open(**profile, driver=driver, **(tiled if driver == "GTiff" else {})) as file:
                 file.write(image)
                 if kind == "geotiff":
                     file.update_tags(ns="OTHERS", OTHER_FILE="/vsimem/a.tif")
@@ -186,14 +174,11 @@ def raster_templates() -> dict[str, bytes]:
     return found
 
 
-_templates: dict[str, bytes] = {}
-
-
 def make_raster(kind: str, random: Random, folder: Path) -> None:
     """Write a damaged raster of this kind, perhaps with damaged companions."""
-    if not _templates:
-        _templates.update(raster_templates())
-    data = _templates[kind]
+    from tests.hostile.rasters import NODATA
+
+    data = raster_templates()[kind]
     for _ in range(random.choice((0, 1, 1, 2, 4))):
         data = mutate(data, random)
     if kind == "mrxs":
@@ -205,10 +190,7 @@ def make_raster(kind: str, random: Random, folder: Path) -> None:
     suffix = {"dicom": ".dcm", "mrxs": ".mrxs", "jp2": ".jp2", "ome": ".ome.tif"}.get(kind, ".tif")
     (folder / f"a{suffix}").write_bytes(data)
     if random.random() < 0.2:
-        text = (
-            b'<PAMDataset><PAMRasterBand band="1"><NoDataValue>0</NoDataValue></PAMRasterBand></PAMDataset>'
-        )
-        (folder / f"a{suffix}.aux.xml").write_bytes(mutate(text, random))
+        (folder / f"a{suffix}.aux.xml").write_bytes(mutate(NODATA.encode(), random))
     if random.random() < 0.2:
         area = '{"type":"FeatureCollection","features":[{"type":"Feature","properties":{},"geometry":{"type":"Polygon","coordinates":[[[0,0],[300,0],[300,300],[0,0]]]}}]}'
         (folder / "regions.geojson").write_bytes(mutate(area.encode(), random))
@@ -252,10 +234,9 @@ def read_sources(seed: int, numbers: Sequence[int], sender: object) -> None:
             try:
                 open_source(kind, folder)
             except EquicamError as error:
-                text = str(error)
-                text.encode()
-                ended = "the end of the process" in text, "to be read within" in text
-                outcome = "killed" if ended[0] else "slow" if ended[1] else ""
+                text = str(error).encode().decode()
+                slow = "slow" if "to be read within" in text else ""
+                outcome = "killed" if "the end of the process" in text else slow
             except Exception as error:  # noqa: BLE001  # the finding
                 outcome = f"{type(error).__name__}: {error}"[:300]
             limit_time(0)
@@ -283,11 +264,8 @@ def try_sources(seed: int, numbers: Sequence[int]) -> Iterator[tuple[int, str]]:
         process.join()
         if left:  # it died on this one
             left.remove(at)
-            name = (
-                signal.Signals(-process.exitcode).name
-                if process.exitcode and process.exitcode < 0
-                else process.exitcode
-            )
+            code = process.exitcode or 0
+            name = signal.Signals(-code).name if code < 0 else code
             yield at, f"{kind} source: the process ended by {name}"
 
 
@@ -308,9 +286,8 @@ def shards(options: argparse.Namespace, folder: Path, end: float) -> Iterator[li
 
 def main() -> int:
     """Run until the images or the minutes are used up."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--images", type=int, default=100_000)
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--seed", type=int, default=0)
@@ -330,6 +307,9 @@ def main() -> int:
     outcomes: Counter[str] = Counter()
     ends: Counter[str] = Counter()
     done = sources = 0
+    end = start + options.minutes * 60
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    sizes = {"image_bytes": input_bytes(model), "shard_size": SHARD}
 
     def find(what: str, number: int, problem: str) -> None:
         if problem:
@@ -337,40 +317,27 @@ def main() -> int:
             again = f"{sys.executable} {sys.argv[0]} --seed {options.seed} --only {number}"
             print(f"\nFINDING {findings[-1]}\n  again: {again}", flush=True)
 
-    with tempfile.TemporaryDirectory(
-        prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None
-    ) as temporary:
-        folder = Path(temporary)
-        with closing(
-            DecoderPool(
-                preprocess, boxes, workers=options.processes, image_bytes=input_bytes(model), shard_size=SHARD
-            )
-        ) as pool:
-            end = start + options.minutes * 60
-            for decoded in pool.decode_shards(shards(options, folder, end)):  # type: ignore[arg-type]
-                for found in decoded:
-                    find("image", int(found.item.id), check_image(found))
-                    outcomes[found.reason.code if found.reason else "ok"] += 1
-                    found.item.path.unlink()
-                done += len(decoded)
-                numbers = (
-                    [options.only]
-                    if options.only is not None
-                    else range(sources, sources + SOURCES_PER_SHARD)
-                )
-                for number, problem in try_sources(options.seed, numbers):
-                    if problem in ENDED:
-                        ends[problem] += 1
-                        problem = ""
-                    find("source", number, problem)
-                    sources += 1
-                rate = done / (time.monotonic() - start)
-                text = ", ".join(f"{count} {name}" for name, count in outcomes.most_common())
-                print(
-                    f"\r{done} images ({text}), {sources} lists and rasters ({ends['killed']} killed their process, {ends['slow']} slow), {rate:.0f} images/s, {len(findings)} findings",
-                    end=" ",
-                    flush=True,
-                )
+    with (
+        tempfile.TemporaryDirectory(prefix="fuzz-", dir=memory) as folder,
+        closing(DecoderPool(preprocess, boxes, workers=options.processes, **sizes)) as pool,
+    ):
+        for decoded in pool.decode_shards(shards(options, Path(folder), end)):  # type: ignore[arg-type]
+            for found in decoded:
+                find("image", int(found.item.id), check_image(found))
+                outcomes[found.reason.code if found.reason else "ok"] += 1
+                found.item.path.unlink()
+            done += len(decoded)
+            one = options.only is not None
+            numbers = [options.only] if one else range(sources, sources + SOURCES_PER_SHARD)
+            for number, problem in try_sources(options.seed, numbers):
+                ends[problem] += 1
+                find("source", number, "" if problem in ENDED else problem)
+                sources += 1
+            rate = done / (time.monotonic() - start)
+            text = ", ".join(f"{count} {name}" for name, count in outcomes.most_common())
+            ended = f"{ends['killed']} killed their process, {ends['slow']} slow"
+            print(f"\r{done} images ({text}), {sources} lists and rasters ({ended})", end=", ")
+            print(f"{rate:.0f} images/s, {len(findings)} findings", end=" ", flush=True)
     peak = (resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss - base) * 1024
     if peak > MEMORY:
         findings.append(f"a worker took {peak / 2**30:.1f} GiB")

@@ -1,6 +1,7 @@
 """Hostile images and lists, made from a seed: nothing here is a file from anywhere."""
 
 import io
+import socket
 import struct
 import zlib
 from pathlib import Path
@@ -33,10 +34,7 @@ WITH_EXIF = ("jpeg", "png", "webp", "mpo")
 def exif(orientation: int = 6) -> bytes:
     """EXIF with an orientation and a few tags of other types."""
     made = Image.Exif()
-    made[0x0112] = orientation
-    made[0x010F] = "maker"
-    made[0x011A] = 72.0
-    made[0x0132] = "2020:01:01 00:00:00"
+    made.update({0x0112: orientation, 0x010F: "maker", 0x011A: 72.0, 0x0132: "2020:01:01 00:00:00"})
     made[0x8825] = {1: "N", 2: (1.0, 2.0, 3.0)}
     return made.tobytes()
 
@@ -62,9 +60,7 @@ def png(width: int, height: int) -> bytes:
 
 def mutate(data: bytes, random: Random) -> bytes:
     """The same bytes with some damage."""
-    if not data:
-        return data
-    return random.choice(MUTATIONS)(bytearray(data), random)
+    return random.choice(MUTATIONS)(bytearray(data), random) if data else data
 
 
 def _flip(data: bytearray, random: Random) -> bytes:
@@ -115,7 +111,5 @@ MUTATIONS = (_flip, _overwrite, _cut, _splice, _remove, _number)
 
 def write_socket(path: Path) -> None:
     """A socket in the file system."""
-    import socket
-
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(str(path))

@@ -64,30 +64,11 @@ def ome(path: Path, change: Callable[[str], str], planes: int = 1) -> Path:
     return path
 
 
-def _ome_elsewhere(folder: Path, bait: Bait) -> Path:
-    named = f'<UUID FileName="{os.path.relpath(bait.file, folder)}">urn:uuid:other</UUID>'
-    data = f'<TiffData IFD="0" PlaneCount="1">{named}</TiffData><TiffData'
-    return _ome_with(folder, bait, "<TiffData", data)
+def _ome_with(folder: Path, bait: Bait, old: str, new: str) -> Path:
+    return ome(folder / "a.ome.tif", lambda text: text.replace(old, bait.fill(new, folder), 1))
 
 
-def _ome_binary_only(folder: Path, bait: Bait) -> Path:
-    only = f'<BinaryOnly MetadataFile="{bait.file}" UUID="urn:uuid:other"/>'
-    return _ome_with(folder, bait, "<Image", f"{only}<Image")
-
-
-def _ome_with(folder: Path, _bait: Bait, old: str, new: str) -> Path:
-    return ome(folder / "a.ome.tif", lambda text: text.replace(old, new, 1))
-
-
-def mrxs(
-    folder: Path,
-    bait: Bait,
-    *,
-    index: str = "Index.dat",
-    data: str = "Data0000.dat",
-    pipe: str = "",
-    link: str = "",
-) -> Path:
+def mrxs(folder: Path, bait: Bait, *, index="Index.dat", data="Data0000.dat", pipe="", link="") -> Path:
     """A MIRAX slide: an empty file, and a folder of its name with an index; a file in it may be a pipe or link."""
     path, inner = folder / "a.mrxs", folder / "a"
     path.write_bytes(b"")
@@ -132,8 +113,7 @@ def _changes_beside(folder: Path, _bait: Bait) -> Path:
 
 
 def _vms(folder: Path, bait: Bait, padding: str = "") -> Path:
-    path = folder / "a.vms"
-    name = os.path.relpath(bait.file, folder)
+    path, name = folder / "a.vms", os.path.relpath(bait.file, folder)
     path.write_text(
         f"{padding}[Virtual Microscope Specimen]\nNoLayers=1\nNoJpegColumns=1\nNoJpegRows=1\n"
         f"ImageFile={name}\nMapFile={name}\nOptimisationFile={name}\nMacroImage={name}\n"
@@ -175,9 +155,9 @@ def _dicom_link(folder: Path, bait: Bait) -> Path:
     return dicom(folder / "a.dcm")
 
 
-def _vrt_as_tif(folder: Path, bait: Bait) -> Path:
-    (folder / "a.tif").write_text(vrt(bait.file))
-    return folder / "a.tif"
+def _mosaic(folder: Path, bait: Bait, name: str = "a.tif") -> Path:
+    (folder / name).write_text(vrt(bait.file))
+    return folder / name
 
 
 def _mask_beside(folder: Path, _bait: Bait) -> Path:
@@ -242,13 +222,16 @@ def _large_tile(folder: Path, _bait: Bait) -> Path:
 
 
 NODATA = '<PAMDataset><PAMRasterBand band="1"><NoDataValue>0</NoDataValue></PAMRasterBand></PAMDataset>'
-OVERVIEWS = (
-    '<PAMDataset><Metadata domain="OVERVIEWS"><MDI key="OVERVIEW_FILE">{file}</MDI></Metadata></PAMDataset>'
-)
-STATISTICS = NODATA.replace(
-    "<NoDataValue>0</NoDataValue>", '<Metadata><MDI key="STATISTICS_MEAN">9</MDI></Metadata>'
-)
+FILE = '<MDI key="OVERVIEW_FILE">{file}</MDI>'
+OVERVIEWS = f'<PAMDataset><Metadata domain="OVERVIEWS">{FILE}</Metadata></PAMDataset>'
+MEAN = '<Metadata><MDI key="STATISTICS_MEAN">9</MDI></Metadata>'
+STATISTICS = NODATA.replace("<NoDataValue>0</NoDataValue>", MEAN)
 MANY = '"500000000"'
+NAMED = '<UUID FileName="{beside}">urn:uuid:other</UUID>'
+ELSEWHERE = f'<TiffData IFD="0" PlaneCount="1">{NAMED}</TiffData><TiffData'
+BINARY_ONLY = '<BinaryOnly MetadataFile="{file}" UUID="urn:uuid:other"/><Image'
+PLANES = f"<TiffData PlaneCount={MANY}/><TiffData"
+BESIDE = partial(_beside, name="a.tif.ovr")
 
 RASTERS: dict[str, Callable[[Path, Bait], Path]] = {
     "overviews at an address": partial(_overviews, name="/vsicurl/{url}/a.tif"),
@@ -259,16 +242,15 @@ RASTERS: dict[str, Callable[[Path, Bait], Path]] = {
     "aux.xml with overviews": partial(_beside, text=OVERVIEWS),
     "aux.xml with nodata": partial(_beside, text=NODATA),
     "mask beside": _mask_beside,
-    "mosaic as a map": _vrt_as_tif,
+    "mosaic": partial(_mosaic, name="a.vrt"),
+    "mosaic as a map": _mosaic,
     "grid files": _grids,
     "grid files in an extension": _grids_as_extension,
     "grid files in a JPEG 2000": _grids_in_jpeg2000,
-    "OME-TIFF in several files": _ome_elsewhere,
-    "OME-TIFF described elsewhere": _ome_binary_only,
+    "OME-TIFF in several files": partial(_ome_with, old="<TiffData", new=ELSEWHERE),
+    "OME-TIFF described elsewhere": partial(_ome_with, old="<Image", new=BINARY_ONLY),
     "OME-TIFF of many times": partial(_ome_with, old='SizeT="1"', new=f"SizeT={MANY}"),
-    "OME-TIFF of many planes": partial(
-        _ome_with, old="<TiffData", new=f"<TiffData PlaneCount={MANY}/><TiffData"
-    ),
+    "OME-TIFF of many planes": partial(_ome_with, old="<TiffData", new=PLANES),
     "MRXS whose index leads away": partial(mrxs, index="{beside}", data="D.dat"),
     "MRXS whose data leads away": partial(mrxs, data="{file}"),
     "MRXS with a link": partial(mrxs, link="Data0000.dat"),
@@ -287,10 +269,8 @@ RASTERS: dict[str, Callable[[Path, Bait], Path]] = {
 """Rasters of which no window may be read."""
 
 READ: dict[str, Callable[[Path, Bait], Path]] = {
-    "overviews beside, a mosaic of a file": partial(_beside, name="a.tif.ovr", text="{vrt}"),
-    "overviews beside, a mosaic of an address": partial(
-        _beside, name="a.tif.ovr", text=vrt("/vsicurl/{url}/a.tif")
-    ),
+    "overviews beside, a mosaic of a file": partial(BESIDE, text="{vrt}"),
+    "overviews beside, a mosaic of an address": partial(BESIDE, text=vrt("/vsicurl/{url}/a.tif")),
     "aux.xml with statistics": partial(_beside, text=STATISTICS),
     "a world file": partial(_beside, name="a.tfw", text="2\n0\n0\n-2\n5\n6\n"),
 }
@@ -324,10 +304,7 @@ def _arrow_bomb(folder: Path, _bait: Bait) -> Path:
     """One image of 2 GB that is a few kilobytes in the file."""
     table = pa.table({"image": [{"bytes": bytes(2**31 - 2**20), "path": None}]})
     options = pa.ipc.IpcWriteOptions(compression="zstd")
-    with (
-        pa.OSFile(str(folder / "data.arrow"), "wb") as sink,
-        pa.ipc.new_stream(sink, table.schema, options=options) as stream,
-    ):
+    with pa.ipc.new_stream(folder / "data.arrow", table.schema, options=options) as stream:
         stream.write_table(table)
     return _arrow(folder, "data.arrow")
 

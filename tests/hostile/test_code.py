@@ -18,9 +18,9 @@ from equicam.audit import verify
 from equicam.errors import EquicamError
 from equicam.models import libraries
 from equicam.readers.names import is_library_model
-from equicam.runs.log import Log
+from equicam.runs.log import Log, log_start
 from equicam.runs.store import RunStore
-from tests.audit.conftest import equicam_command
+from tests.audit.conftest import run_command
 from tests.audit.test_run import log_and_complete_again
 
 
@@ -34,64 +34,57 @@ class Touch:
         return os.system, (f"touch {self.path}",)
 
 
+def edit_manifest(out: Path, **values: object) -> None:
+    manifest = json.loads((out / "manifest.json").read_text())
+    (out / "manifest.json").write_text(json.dumps(manifest | values))
+
+
+def forget_and_log_again(out: Path, **values: object) -> None:
+    """Other values in the manifest, and a new log for the files as they are."""
+    edit_manifest(out, **values)
+    (out / "events.sqlite").unlink()
+    log_start(RunStore(out), Log(out), 0)
+    log_and_complete_again(out)
+
+
 @pytest.fixture
-def strangers_run(whole, tmp_path) -> tuple[Path, Path]:
+def strangers_run(out, tmp_path) -> tuple[Path, Path]:
     """A run whose manifest names a factory that leaves a file, with digests, log and chain in order."""
-    out, left = tmp_path / "run", tmp_path / "ran"
-    shutil.copytree(whole, out)
-    factory = tmp_path / "evil.py"
+    factory, left = tmp_path / "evil.py", tmp_path / "ran"
     factory.write_text(
         f"from pathlib import Path\nPath({str(left)!r}).touch()\n"
         "import equicam\ndef build(): return equicam.load('embedded')\n"
     )
-    manifest = json.loads((out / "manifest.json").read_text())
-    (out / "manifest.json").write_text(json.dumps(manifest | {"model": f"{factory}:build"}))
-    forget_and_log_again(out)
+    forget_and_log_again(out, model=f"{factory}:build")
     return out, left
-
-
-def forget_and_log_again(out: Path) -> None:
-    """A new log for the files as they are."""
-    from equicam.runs.log import log_start
-
-    (out / "events.sqlite").unlink()
-    store = RunStore(out)
-    log_start(store, Log(out), 0)
-    log_and_complete_again(out)
 
 
 def test_a_factory_in_a_run_is_not_executed_by_any_command(strangers_run):
     out, left = strangers_run
-    code, said = equicam_command("verify", out, "--sample", "4")
-    assert code == 1, said
+    said = run_command("verify", out, "--sample", "4", code=1)
     assert "0 recomputed images: no differences" in said
     assert "4 maps were NOT recomputed: " in said
     assert "evil.py:build" in said
     assert "--model" in said
-    assert equicam_command("triage", out, "--budget", "4")[0] == 0
-    code, said = equicam_command("causal", out)
-    assert code == 2, said
+    run_command("triage", out, "--budget", "4")
+    said = run_command("causal", out, code=2)
     assert "evil.py:build" in said
     assert "--model" in said
     assert not (out / "causal.json").exists()
-    for command in (("report", out), ("verify", out, "--sample", "0")):
-        assert equicam_command(*command)[0] == 0
+    run_command("report", out)
+    run_command("verify", out, "--sample", "0")
     assert not left.exists()
 
 
 def test_the_command_line_may_name_it(strangers_run):
     out, left = strangers_run
     name = RunStore(out).manifest.model
-    code, said = equicam_command("verify", out, "--sample", "4", "--model", name)
-    assert code == 0, said
-    assert "4 recomputed images" in said
+    assert "4 recomputed images" in run_command("verify", out, "--sample", "4", "--model", name)
     assert left.exists()
-    assert equicam_command("triage", out, "--budget", "4")[0] == 0
-    code, said = equicam_command("causal", out, "--model", name)
-    assert code == 0, said
+    run_command("triage", out, "--budget", "4")
+    run_command("causal", out, "--model", name)
     assert (out / "causal.json").is_file()
-    code, said = equicam_command("verify", out, "--sample", "4", "--model", "embedded")  # the same weights
-    assert code == 0, said
+    run_command("verify", out, "--sample", "4", "--model", "embedded")  # the same weights
 
 
 def test_differences_stop_any_loading_and_all_are_named(strangers_run, monkeypatch):
@@ -104,8 +97,7 @@ def test_differences_stop_any_loading_and_all_are_named(strangers_run, monkeypat
         raise AssertionError("a model was loaded")
 
     monkeypatch.setattr(verify, "load", load)
-    code, said = equicam_command("verify", out, "--sample", "4", "--model", RunStore(out).manifest.model)
-    assert code == 1
+    said = run_command("verify", out, "--sample", "4", "--model", RunStore(out).manifest.model, code=1)
     assert "items/shard-000001.parquet is not as it was written" in said
     assert "sample.parquet is not as it was written" in said
     assert "nothing was computed again" in said
@@ -113,26 +105,16 @@ def test_differences_stop_any_loading_and_all_are_named(strangers_run, monkeypat
 
 
 def test_a_missing_image_does_not_hide_the_other_differences(patches, tmp_path):
-    source = tmp_path / "source"
-    shutil.copytree(patches, source)
+    source = shutil.copytree(patches, tmp_path / "source")
     run = equicam.audit(source, equicam.load("embedded"), tmp_path / "run", views=2, shard_size=8)
     (source / "03.png").unlink()
-    found = run.verify(24)
-    assert [p for p in found.problems if "needs the images it was computed from" in p]
+    assert any("needs the images it was computed from" in p for p in run.verify(24).problems)
     run.store.path("maps", 0).write_bytes(b"no")
-    found = run.verify(24)
-    assert any(p.startswith("maps/shard-000000.parquet") for p in found.problems)
+    assert any(p.startswith("maps/shard-000000.parquet") for p in run.verify(24).problems)
 
 
 LIBRARIES = ("resnet50", "embedded", "timm:vit_small_patch16_224.augreg_in21k", "open_clip:ViT-B-16/openai")
-FILES = (
-    "models.py:build",
-    "./models.py",
-    "timm:local-dir:/tmp/x",
-    "open_clip:local-dir:/tmp/x",
-    "..\\evil",
-    "",
-)
+FILES = ("models.py:build", "./models.py", "timm:local-dir:/tmp/x", "open_clip:local-dir:/tmp/x", "..\\e", "")
 HUBS = ("hf:stranger/model", "timm:hf-hub:stranger/model", "open_clip:hf-hub:a/b", "stranger:thing")
 
 
@@ -141,39 +123,31 @@ def test_only_names_of_libraries_are_taken_from_a_run(name):
     assert is_library_model(name) is (name in LIBRARIES)
 
 
-def test_a_run_at_a_url_is_not_fetched(whole, tmp_path):
-    out = tmp_path / "run"
-    shutil.copytree(whole, out)
-    manifest = json.loads((out / "manifest.json").read_text())
-    (out / "manifest.json").write_text(json.dumps(manifest | {"source": "http://127.0.0.1:9/images"}))
-    forget_and_log_again(out)
+def test_a_run_at_a_url_is_not_fetched(out):
+    forget_and_log_again(out, source="http://127.0.0.1:9/images")
     found = equicam.open_run(out).verify(2)
     assert (found.problems, found.recomputed, found.left_out, found.ok) == ((), 0, 2, False)
     assert "--source" in found.left_out_reason
 
 
-def test_a_weights_file_that_only_a_run_names_is_not_opened(patches, tmp_path):
-    model = equicam.load("embedded")
-    save_file(dict(model.module.state_dict()), tmp_path / "w.safetensors")
-    out = tmp_path / "run"
-    weights = ("--weights", tmp_path / "w.safetensors")
-    code, said = equicam_command("audit", patches, "--out", out, "--views", "2", "--n", "4", *weights)
-    assert code == 0, said
-    code, said = equicam_command("verify", out, "--sample", "20")
-    assert code == 1, said
+@pytest.fixture
+def weights(tmp_path) -> Path:
+    save_file(dict(equicam.load("embedded").module.state_dict()), tmp_path / "w.safetensors")
+    return tmp_path / "w.safetensors"
+
+
+def test_a_weights_file_that_only_a_run_names_is_not_opened(patches, tmp_path, weights):
+    out, named = tmp_path / "run", ("--weights", weights)
+    run_command("audit", patches, "--out", out, "--views", "2", "--n", "4", *named)
+    said = run_command("verify", out, "--sample", "20", code=1)
     assert "0 recomputed images: no differences" in said
     (left_out,) = [line for line in said.splitlines() if line.startswith("4 maps were NOT recomputed: ")]
-    assert left_out.endswith(f"try --weights {tmp_path / 'w.safetensors'}")
-    assert equicam_command("verify", out, "--sample", "0")[0] == 0
-    code, said = equicam_command("verify", out, "--sample", "2", "--weights", tmp_path / "w.safetensors")
-    assert code == 0, said
-    assert "2 recomputed images" in said
-    assert equicam_command("triage", out, "--budget", "2")[0] == 0
-    code, said = equicam_command("causal", out)
-    assert code == 2, said
-    assert f"--weights {tmp_path / 'w.safetensors'}" in said  # it names the file to trust
-    code, said = equicam_command("causal", out, "--weights", tmp_path / "w.safetensors")
-    assert code == 0, said
+    assert left_out.endswith(f"try --weights {weights}")
+    run_command("verify", out, "--sample", "0")
+    assert "2 recomputed images" in run_command("verify", out, "--sample", "2", *named)
+    run_command("triage", out, "--budget", "2")
+    assert f"--weights {weights}" in run_command("causal", out, code=2)  # it names the file to trust
+    run_command("causal", out, *named)
 
 
 def test_a_pickle_in_the_cache_of_torchvision_is_not_executed(tmp_path, monkeypatch):
@@ -213,7 +187,6 @@ def test_code_of_a_repository_is_never_trusted(monkeypatch):
     monkeypatch.setattr("equicam.models.weights._reachable", lambda: True)
     with pytest.raises(EquicamError):
         equicam.load("hf:stranger/model")
-    assert told
     assert set(told) == {False}
     source = Path(libraries.__file__).read_text()
     calls = source.count("from_pretrained(request.name") + source.count("from_config(config")
@@ -230,10 +203,9 @@ def test_a_tag_of_open_clip_is_not_a_file(tmp_path):
 
 @pytest.mark.parametrize("classes", ["[" * 100_000, '{"a": 1}', "[1, 2]", "nonsense", '["a", ["b"]]'])
 def test_odd_metadata_of_weights_is_ignored(tmp_path, classes):
-    model = equicam.load("embedded")
-    save_file(dict(model.module.state_dict()), tmp_path / "w.safetensors", {"classes": classes})
-    loaded = equicam.load("embedded", weights=tmp_path / "w.safetensors")
-    assert loaded.classes == model.classes
+    model, file = equicam.load("embedded"), tmp_path / "w.safetensors"
+    save_file(dict(model.module.state_dict()), file, {"classes": classes})
+    assert equicam.load("embedded", weights=file).classes == model.classes
 
 
 NO_MANIFESTS = (b"\xff\xfe", b"[" * 100_000, b"[]", b"null", b'"text"', b'{"schema": []}', b'{"schema": 2}')
@@ -241,8 +213,7 @@ OTHERS = (b'{"schema": 2, "recipe": []}', b'{"schema": 1, "method": {}}')
 
 
 @pytest.mark.parametrize("text", [*NO_MANIFESTS, *OTHERS])
-def test_a_manifest_that_is_none_is_refused_in_a_sentence(whole, tmp_path, text):
-    out = shutil.copytree(whole, tmp_path / "run")
+def test_a_manifest_that_is_none_is_refused_in_a_sentence(out, text):
     (out / "manifest.json").write_bytes(text)
     with pytest.raises(EquicamError, match=r"manifest\.json|schema version"):
         equicam.open_run(out)
@@ -256,19 +227,17 @@ ODD_VALUES = {
 
 
 @pytest.mark.parametrize(("name", "value"), [(k, v) for k, some in ODD_VALUES.items() for v in some], ids=str)
-def test_a_manifest_with_odd_values_is_refused_in_a_sentence(whole, tmp_path, name, value):
-    out = shutil.copytree(whole, tmp_path / "run")
-    manifest = json.loads((out / "manifest.json").read_text())
-    value = manifest["recipe"] | value if name == "recipe" else value
-    (out / "manifest.json").write_text(json.dumps(manifest | {name: value}))
+def test_a_manifest_with_odd_values_is_refused_in_a_sentence(out, name, value):
+    if name == "recipe":
+        value = json.loads((out / "manifest.json").read_text())["recipe"] | value
+    edit_manifest(out, **{name: value})
     with pytest.raises(EquicamError, match=r"manifest\.json"):
         equicam.open_run(out)
 
 
 @pytest.fixture(scope="module")
 def ranked(whole, tmp_path_factory) -> Path:
-    out = tmp_path_factory.mktemp("ranked") / "run"
-    shutil.copytree(whole, out)
+    out = shutil.copytree(whole, tmp_path_factory.mktemp("ranked") / "run")
     equicam.open_run(out).triage(budget="100%")
     equicam.open_run(out).causal()
     return out
@@ -290,20 +259,19 @@ def test_odd_values_in_the_files_of_a_queue_are_refused_in_a_sentence(ranked, tm
         equicam.open_run(out).report()
 
 
-@pytest.mark.parametrize(
-    "name", [f"{name}.parquet" for name in ("items/shard-000001", "maps/shard-000001", "triage")]
-)
-@pytest.mark.parametrize("damage", ["a column of another type", "a column less", "another table"])
+TABLES = {
+    "a column of another type": lambda table: table.set_column(0, "id", pa.array(range(table.num_rows))),
+    "a column less": lambda table: table.drop_columns(["id"]),
+    "another table": lambda _: pa.table({"x": [1, 2, 3]}),
+}
+
+
+@pytest.mark.parametrize("name", ["items/shard-000001", "maps/shard-000001", "triage"])
+@pytest.mark.parametrize("damage", TABLES)
 def test_tables_with_other_columns_are_refused_in_a_sentence(ranked, tmp_path, name, damage):
     out = shutil.copytree(ranked, tmp_path / "run")
-    table = pq.read_table(out / name)
-    if damage == "a column of another type":
-        table = table.set_column(0, "id", pa.array(range(table.num_rows)))
-    elif damage == "a column less":
-        table = table.drop_columns(["id"])
-    else:
-        table = pa.table({"x": [1, 2, 3]})
-    pq.write_table(table, out / name)
+    file = out / f"{name}.parquet"
+    pq.write_table(TABLES[damage](pq.read_table(file)), file)
     with pytest.raises(EquicamError, match="the columns it was written with"):
         equicam.open_run(out).report()
     assert not equicam.open_run(out).verify(0).ok

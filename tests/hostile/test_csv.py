@@ -34,24 +34,20 @@ def test_other_text_stays_as_it_is(text):
     assert _guard_formulas(text) == text
 
 
-@given(texts)
+def csv_of(row):
+    return as_csv(list(row), [row]).decode()
+
+
+@given(texts.filter(bool))
 def test_it_is_read_back_the_same(text):
-    (row,) = (
-        csv.DictReader(io.StringIO(as_csv(["x"], [{"x": text}]).decode(), newline=""))
-        if text
-        else ({"x": ""},)
-    )
+    (row,) = csv.DictReader(io.StringIO(csv_of({"x": text}), newline=""))
     assert unguard(row["x"]) == text
 
 
 @given(texts, texts)
 def test_no_split_makes_a_formula(first, second):
     """Whatever the separator, and whether quotes count or not."""
-    line = (
-        as_csv(["a", "b", "c"], [{"a": first, "b": [second, second], "c": -1.5}])
-        .decode()
-        .partition("\r\n")[2]
-    )
+    line = csv_of({"a": first, "b": [second, second], "c": -1.5}).partition("\r\n")[2]
     for cell in (cell for row in csv.reader(io.StringIO(line, newline="")) for cell in row):
         assert cell == "-1.5" or not cell.startswith(STARTS)
     for cell in re.split(r"[;|\t\r\n]", line):

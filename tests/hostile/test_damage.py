@@ -1,6 +1,5 @@
 """A run's files are damaged, forged or lost, before and after it is finished: every case is healed or found, none passes for whole."""
 
-import json
 import os
 import re
 import shutil
@@ -20,7 +19,7 @@ from equicam.errors import EquicamError
 from equicam.runs import log as logging
 from equicam.runs.log import Log
 from equicam.runs.store import PLANES, RunStore
-from tests.audit.conftest import ENV, OPTIONS, equicam_command
+from tests.audit.conftest import ENV, OPTIONS, equicam_command, run_command
 from tests.audit.test_run import drawn, log_and_complete_again, rows
 
 ITEMS, MAPS = "items/shard-000001.parquet", "maps/shard-000001.parquet"
@@ -68,8 +67,7 @@ UNFINISHED = ("manifest.json", "sample.parquet", ITEMS, MAPS, "events.sqlite")
 @pytest.fixture(scope="module")
 def unfinished(whole, tmp_path_factory) -> Path:
     """The run as a kill leaves it: two shards are not there, and the log does not know them."""
-    out = tmp_path_factory.mktemp("unfinished") / "run"
-    shutil.copytree(whole, out)
+    out = shutil.copytree(whole, tmp_path_factory.mktemp("unfinished") / "run")
     events = Log(out).events()
     for name in ("digests.json", "events.sqlite"):
         (out / name).unlink()
@@ -87,8 +85,7 @@ def unfinished(whole, tmp_path_factory) -> Path:
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda d: d.__name__)
 @pytest.mark.parametrize("name", UNFINISHED)
 def test_damage_to_an_unfinished_run_is_healed_or_found(patches, whole, unfinished, tmp_path, name, damage):
-    out = tmp_path / "run"
-    shutil.copytree(unfinished, out)
+    out = shutil.copytree(unfinished, tmp_path / "run")
     before = (out / name).read_bytes()
     damage(out / name, out)
     assert not (out / name).is_file() or (out / name).read_bytes() != before
@@ -128,13 +125,12 @@ def test_a_forged_row_is_refused_while_the_run_is_computed(patches, tmp_path):
         if done == total:
             shutil.copy(RunStore(out).path("items", 1), RunStore(out).path("items", 0))
 
-    model = equicam.load("embedded")
+    arguments, options = (patches, equicam.load("embedded"), out), {"views": 2, "shard_size": 6}
     with pytest.raises(EquicamError, match=r"items/shard-000000\.parquet"):
-        equicam.audit(patches, model, out, views=2, shard_size=6, progress=tamper)
+        equicam.audit(*arguments, **options, progress=tamper)
     assert not (out / "digests.json").exists()
     with pytest.warns(UserWarning, match="shard 0 was not as the log has it"):
-        run = equicam.audit(patches, model, out, views=2, shard_size=6)
-    assert run.verify(0).ok
+        assert equicam.audit(*arguments, **options).verify(0).ok
 
 
 def test_leftover_temporary_files_are_removed(patches, out):
@@ -155,19 +151,16 @@ def test_rows_that_are_not_the_samples_are_found_whatever_the_digests_say(out):
 def test_digests_of_other_files_are_not_read(out):
     text = (out / "digests.json").read_text()
     (out / "digests.json").write_text(text.replace('"sample.parquet"', '"../../../../dev/zero"'))
-    found = equicam.open_run(out).verify(0)
-    assert any("'../../../../dev/zero'" in problem for problem in found.problems)
+    assert any("'../../../../dev/zero'" in problem for problem in equicam.open_run(out).verify(0).problems)
 
 
 def test_a_clock_that_went_back_is_noted(out, monkeypatch):
     assert equicam.open_run(out).verify(0).notes == ()
 
-    real = datetime
-
     class Yesterday(datetime):
         @classmethod
         def now(cls, tz=None):
-            return real.now(tz) - timedelta(hours=3)
+            return datetime.now(tz) - timedelta(hours=3)
 
     monkeypatch.setattr(logging, "datetime", Yesterday)
     Log(out).add("note", {"text": "late"})
@@ -178,8 +171,7 @@ def test_a_clock_that_went_back_is_noted(out, monkeypatch):
 
 
 def test_a_noted_hash_finds_a_cut_and_a_rewritten_log(out, tmp_path):
-    code, said = equicam_command("verify", out, "--sample", "0")
-    assert code == 0, said
+    said = run_command("verify", out, "--sample", "0")
     noted = Log(out).last()  # of the check itself
     assert re.findall("[0-9a-f]{64}", said) == [noted]
     number = len(Log(out).events())
@@ -192,8 +184,7 @@ def test_a_noted_hash_finds_a_cut_and_a_rewritten_log(out, tmp_path):
 
     events = Log(out).events()
     for keep in (len(events), number - 1):
-        copy = tmp_path / f"rewritten-{keep}"
-        shutil.copytree(out, copy)
+        copy = shutil.copytree(out, tmp_path / f"rewritten-{keep}")
         (copy / "events.sqlite").unlink()
         log = Log(copy)  # chained anew by somebody with write access
         for event in events[:keep]:
@@ -207,9 +198,7 @@ def test_a_noted_hash_finds_a_cut_and_a_rewritten_log(out, tmp_path):
 def rewrite(path: Path, **columns) -> None:
     """A table with other values in these columns, by function of the old value."""
     table = pq.read_table(path)
-    rows = table.to_pylist()
-    for row in rows:
-        row |= {name: change(row[name]) for name, change in columns.items()}
+    rows = [row | {name: of(row[name]) for name, of in columns.items()} for row in table.to_pylist()]
     pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path)
 
 
@@ -244,35 +233,29 @@ def test_the_commands_of_the_docs_sign_and_check_the_log(whole, tmp_path):
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
 
     def run(commands: str) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            ["sh", "-c", commands], cwd=tmp_path, env=ENV | home, capture_output=True, text=True
-        )
+        options = {"cwd": tmp_path, "env": ENV | home, "capture_output": True, "text": True}
+        return subprocess.run(["sh", "-c", commands], **options)
 
     done = run(block[sign:check])
     assert (tmp_path / "run.hash.sig").is_file(), done.stderr
     done = run(block[check:])
     assert done.returncode == 0, done.stderr
     assert "what came after it is not covered" not in done.stderr
-    hashed = tmp_path / "run.hash"
-    hashed.write_text("f" * 64 + "\n")  # with a hash of somebody else's
+    (tmp_path / "run.hash").write_text("f" * 64 + "\n")  # with a hash of somebody else's
     assert run(block[check:]).returncode != 0
 
 
-@pytest.mark.parametrize(
-    ("name", "columns", "expected"),
-    [
-        (MAPS, {"map_scale": lambda _: float("nan")}, "map correlates 0.0000"),
-        (MAPS, {"height": lambda _: 5}, "to be as they were written"),
-        (
-            MAPS,
-            dict.fromkeys(("height", "width"), lambda _: 2) | dict.fromkeys(PLANES, lambda v: v[:4]),
-            "map correlates 0.0000",
-        ),
-    ],
-    ids=["nan", "another height", "another grid"],
-)
-def test_odd_maps_are_differences(out, name, columns, expected):
-    rewrite(out / name, **columns)
+GRID = dict.fromkeys(("height", "width"), lambda _: 2) | dict.fromkeys(PLANES, lambda v: v[:4])
+ODD_MAPS = {
+    "nan": ({"map_scale": lambda _: float("nan")}, "map correlates 0.0000"),
+    "another height": ({"height": lambda _: 5}, "to be as they were written"),
+    "another grid": (GRID, "map correlates 0.0000"),
+}
+
+
+@pytest.mark.parametrize(("columns", "expected"), ODD_MAPS.values(), ids=ODD_MAPS)
+def test_odd_maps_are_differences(out, columns, expected):
+    rewrite(out / MAPS, **columns)
     log_and_complete_again(out)
     found = equicam.open_run(out).verify(4, seed=0)
     assert any(expected in problem for problem in found.problems), found.problems
@@ -281,9 +264,7 @@ def test_odd_maps_are_differences(out, name, columns, expected):
 def test_other_class_names_are_a_difference(out):
     from tests.hostile.test_code import forget_and_log_again
 
-    manifest = json.loads((out / "manifest.json").read_text())
-    (out / "manifest.json").write_text(json.dumps(manifest | {"classes": manifest["classes"][::-1]}))
-    forget_and_log_again(out)
+    forget_and_log_again(out, classes=RunStore(out).manifest.classes[::-1])
     assert any("class names" in problem for problem in equicam.open_run(out).verify(2).problems)
 
 
@@ -299,26 +280,24 @@ def test_a_pipe_or_device_in_place_of_a_file_does_not_hang(out, kind):
         os.mkfifo(out / ITEMS)
     else:
         (out / ITEMS).symlink_to("/dev/zero")
-    found = equicam.open_run(out).verify(0)
-    assert any(problem.startswith(f"{ITEMS} cannot be read") for problem in found.problems)
+    problems = equicam.open_run(out).verify(0).problems
+    assert any(problem.startswith(f"{ITEMS} cannot be read") for problem in problems)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        "(1, x'00', 'w', 'started', '{}', 'p', 'h')",
-        "(1, 't', 'w', 'started', x'00', 'p', 'h')",
-        "('a', 't', 'w', 'started', '{}', 'p', 'h')",
-        "(NULL, 't', 'w', 'started', '{}', 'p', 'h')",
-        "(1, 't', 'w', 'started', '[]', 'p', 'h')",
-        "(1, NULL, NULL, NULL, NULL, NULL, NULL)",
-    ],
-)
+ODD_EVENTS = """1, x'00', 'w', 'started', '{}', 'p', 'h'
+1, 't', 'w', 'started', x'00', 'p', 'h'
+'a', 't', 'w', 'started', '{}', 'p', 'h'
+NULL, 't', 'w', 'started', '{}', 'p', 'h'
+1, 't', 'w', 'started', '[]', 'p', 'h'
+1, NULL, NULL, NULL, NULL, NULL, NULL"""
+
+
+@pytest.mark.parametrize("values", ODD_EVENTS.splitlines())
 def test_an_odd_table_of_events_is_refused_in_a_sentence(out, values):
     (out / "events.sqlite").unlink()
     with sqlite3.connect(out / "events.sqlite") as database:
         database.execute("CREATE TABLE events (number, time, who, kind, payload, previous, hash)")
-        database.execute(f"INSERT INTO events VALUES {values}")
+        database.execute(f"INSERT INTO events VALUES ({values})")
     database.close()
     code, said = equicam_command("verify", out, "--sample", "0")
     assert code in (1, 2), said

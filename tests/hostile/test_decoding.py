@@ -37,6 +37,11 @@ from tests.hostile.generate import encode, png, write_socket
 
 TRIGGER = 200
 """The value of the pixels of the image on which a preprocessing misbehaves."""
+VALUES = [10, 20, TRIGGER, 30, 40, 50]
+
+
+def of_colour(value: int) -> bytes:
+    return encode("png", np.full((32, 32, 3), value, np.uint8))
 
 
 def box(size: tuple[int, int]) -> tuple[float, float, float, float]:
@@ -88,9 +93,8 @@ print(call_alone(fill)[0])
 @pytest.fixture
 def items(tmp_path) -> list[Item]:
     """Six images of one colour each; the third is the trigger."""
-    for i, value in enumerate((10, 20, TRIGGER, 30, 40, 50)):
-        pixels = np.full((32, 32, 3), value, np.uint8)
-        (tmp_path / f"{i}.png").write_bytes(encode("png", pixels))
+    for i, value in enumerate(VALUES):
+        (tmp_path / f"{i}.png").write_bytes(of_colour(value))
     return find_items(tmp_path)
 
 
@@ -104,9 +108,8 @@ def decoded(items, preprocess, *, workers: int = 2) -> list[decoding.DecodedImag
 def check_others(items, found) -> None:
     """All rows are there in order, and all but the third have their own pixels."""
     assert [one.item for one in found] == items
-    means = [None if one.x is None else one.x.tolist() for one in found]
-    expected = [[float(v)] * 3 for v in (10, 20, TRIGGER, 30, 40, 50)]
-    assert means[:2] + means[3:] == expected[:2] + expected[3:]
+    others = zip(found[:2] + found[3:], VALUES[:2] + VALUES[3:], strict=True)
+    assert all(one.x.tolist() == [value] * 3 for one, value in others)
 
 
 def test_an_image_that_takes_too_long_is_a_row(items, monkeypatch):
@@ -144,18 +147,18 @@ def test_the_factor_of_the_limits_is_checked(monkeypatch):
             limits_scale()
 
 
-@pytest.mark.parametrize(
-    ("act", "code"), [(never_ends, "decoding-timeout"), (fills_memory, "out-of-memory"), (partial(os._exit, 9), "killed-decoder")]
-)  # fmt: skip
-def test_other_engines_have_the_same_limits_and_keep_none(items, tmp_path, monkeypatch, act, code):
+ACTS = {"decoding-timeout": never_ends, "out-of-memory": fills_memory, "killed-decoder": partial(os._exit, 9)}
+
+
+@pytest.mark.parametrize("code", ACTS)
+def test_other_engines_have_the_same_limits_and_keep_none(items, tmp_path, monkeypatch, code):
     """On Ray, a task decodes a shard: nothing of it may stay in the process, which belongs to Ray."""
     model = equicam.load("embedded")
     run = equicam.audit(tmp_path, model, tmp_path / "run", views=1, workers=1)
-    usual = model.preprocess
 
     def preprocess(image):
-        on_trigger(act, image)
-        return usual(image)
+        on_trigger(ACTS[code], image)
+        return model.preprocess(image)
 
     source = ModelFromName("embedded")
     job = AuditJob(
@@ -188,18 +191,17 @@ def test_a_worker_killed_from_outside_is_not_the_images_fault(items, tmp_path):
                 time.sleep(30)
 
     def kill() -> None:
-        for i in range(2):
-            while not (notes / f"{i}.pid").exists() or not (notes / f"{i}.pid").read_text():
+        for file in (notes / "0.pid", notes / "1.pid"):
+            while not file.exists() or not file.read_text():
                 time.sleep(0.01)
-            os.kill(int((notes / f"{i}.pid").read_text()), signal.SIGKILL)
+            os.kill(int(file.read_text()), signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()
     found = decoded(items, partial(on_trigger, wait_to_be_killed))
     killer.join()
     check_others(items, found)
-    assert found[2].reason is None
-    assert found[2].x.tolist() == [TRIGGER] * 3
+    assert (found[2].reason, found[2].x.tolist()) == (None, [TRIGGER] * 3)
 
 
 def test_an_image_that_kills_every_worker_is_a_row(items):
@@ -219,8 +221,7 @@ def _swap(path: Path, data: tuple[bytes, bytes], stop) -> None:
 
 def test_the_digest_is_that_of_the_image_explained(tmp_path):
     """However often the file is replaced meanwhile."""
-    path = tmp_path / "a.png"
-    dark, light = (encode("png", np.full((32, 32, 3), v, np.uint8)) for v in (10, 240))
+    path, dark, light = tmp_path / "a.png", of_colour(10), of_colour(240)
     of = {hashlib.sha256(dark).hexdigest(): 10.0, hashlib.sha256(light).hexdigest(): 240.0}
     path.write_bytes(dark)
     stop = multiprocessing.Event()

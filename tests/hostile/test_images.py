@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import time
-import warnings
 from random import Random
 
 import numpy as np
@@ -29,12 +28,11 @@ def test_the_usual_formats_are_opened(tmp_path, name):
 
 @pytest.mark.parametrize("kind", OTHERS)
 def test_no_other_decoder_is_tried(tmp_path, kind):
-    image = Image.fromarray(PIXELS)
+    image, path = Image.fromarray(PIXELS), tmp_path / f"a.{kind.lower()}"
     # under its own name first: Pillow remembers the suffix of a SPIDER file, and would save every .png as one
-    (image.convert("F") if kind == "SPIDER" else image).save(tmp_path / f"a.{kind.lower()}", kind)
-    (tmp_path / f"a.{kind.lower()}").rename(tmp_path / "a.png")
+    (image.convert("F") if kind == "SPIDER" else image).save(path, kind)
     with pytest.raises(EquicamError, match="bytes of no known format"):
-        open_image(tmp_path / "a.png")
+        open_image(path.rename(tmp_path / "a.png"))
     assert kind not in FORMATS
 
 
@@ -51,20 +49,18 @@ def test_an_eps_file_starts_no_program(tmp_path, monkeypatch):
     assert not (tmp_path / "started").exists()
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", WITH_EXIF)
 def test_damaged_exif_is_an_image_or_an_error(tmp_path, name):
-    random, path = Random(1), tmp_path / "a.png"
-    opened = 0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for _ in range(200):
-            damaged = bytearray(exif())
-            for _ in range(random.randint(1, 4)):
-                damaged[random.randrange(6, len(damaged))] = random.randrange(256)
-            path.write_bytes(encode(name, exif=bytes(damaged)))
-            with contextlib.suppress(EquicamError):
-                assert open_image(path).size in ((64, 48), (48, 64))
-                opened += 1
+    random, path, opened = Random(1), tmp_path / "a.png", 0
+    for _ in range(200):
+        damaged = bytearray(exif())
+        for _ in range(random.randint(1, 4)):
+            damaged[random.randrange(6, len(damaged))] = random.randrange(256)
+        path.write_bytes(encode(name, exif=bytes(damaged)))
+        with contextlib.suppress(EquicamError):
+            assert open_image(path).size in ((64, 48), (48, 64))
+            opened += 1
     assert opened > 150
 
 
@@ -89,23 +85,23 @@ def test_an_unreadable_orientation_is_said_never_guessed(tmp_path):
             assert np.array_equal(open_image(tmp_path / f"{i}.png"), PIXELS)
     (tmp_path / "good.png").write_bytes(encode("png", exif=whole))
     run = equicam.audit(tmp_path, equicam.load("embedded"), tmp_path.parent / "run", views=2)
-    flagged = {row["id"]: "orientation-unread" in row["flags"] for row in run.items.to_pylist()}
-    assert flagged == {"0.png": True, "1.png": True, "2.png": True, "3.png": True, "good.png": False}
+    bad = [f"{i}.png" for i in range(4)]
+    assert [row["id"] for row in run.items.to_pylist() if "orientation-unread" in row["flags"]] == bad
     run.triage(budget=5, control=0.0)
-    reasons = {row["id"]: json.dumps(row["reasons"]) for row in run.queue()}
-    assert {name: "orientation-unread" in text for name, text in reasons.items()} == flagged
+    queue = {row["id"]: json.dumps(row["reasons"]) for row in run.queue()}
+    assert {name for name, text in queue.items() if "orientation-unread" in text} == set(bad)
+    assert len(queue) == 5
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", SAVED)
 def test_any_damage_is_an_image_or_an_error(tmp_path, name):
     random, path = Random(name), tmp_path / "a.png"
     data = encode(name, **({"exif": exif()} if name in WITH_EXIF else {}))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for _ in range(100):
-            path.write_bytes(mutate(data, random))
-            with contextlib.suppress(EquicamError):
-                assert open_image(path).mode == "RGB"
+    for _ in range(100):
+        path.write_bytes(mutate(data, random))
+        with contextlib.suppress(EquicamError):
+            assert open_image(path).mode == "RGB"
 
 
 @pytest.mark.parametrize("size", [(1, 200_000), (200_000, 1), (30, 3_001), (65_536, 2_000)])
@@ -127,8 +123,8 @@ def test_only_regular_files_are_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     write_socket(tmp_path / "socket")
     (tmp_path / "zero").symlink_to("/dev/zero")
-    with (tmp_path / "sparse").open("wb") as file:
-        file.truncate(8 * 10**12)
+    (tmp_path / "sparse").touch()
+    os.truncate(tmp_path / "sparse", 8 * 10**12)
     (tmp_path / "good.png").write_bytes(encode("png"))
     (tmp_path / "link").symlink_to("good.png")
     expected = {

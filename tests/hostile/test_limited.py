@@ -9,6 +9,9 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -38,17 +41,16 @@ def level(path) -> float:
 def test_a_relative_path_starts_from_the_present_folder(tmp_path, monkeypatch):
     for number, name in enumerate("ab"):
         write_image(tmp_path / name / "x.png", number)
-    for number, name in enumerate("ab"):
         monkeypatch.chdir(tmp_path / name)
         assert level("x.png") == number
 
 
 def test_the_environment_is_the_present_one(monkeypatch):
-    assert limited.call(os.getenv, "EQUICAM_TEST") is None
-    monkeypatch.setenv("EQUICAM_TEST", "1")
-    assert limited.call(os.getenv, "EQUICAM_TEST") == "1"
-    monkeypatch.delenv("EQUICAM_TEST")
-    assert limited.call(os.getenv, "EQUICAM_TEST") is None
+    for present in (None, "1", None):
+        with monkeypatch.context() as patch:
+            if present:
+                patch.setenv("EQUICAM_TEST", present)
+            assert limited.call(os.getenv, "EQUICAM_TEST") == present
 
 
 def test_a_lock_of_another_thread_stops_nobody(tmp_path):
@@ -67,13 +69,14 @@ def test_a_lock_of_another_thread_stops_nobody(tmp_path):
     holder.start()
     held.wait(10)
     limited.end_idle()
-    found, path = [], str(tmp_path / "x.png")
-    reader = threading.Thread(target=lambda: found.append(limited.call(_mean_of_png, path)))
-    reader.start()
-    reader.join(50)
-    done.set()
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(limited.call, _mean_of_png, str(tmp_path / "x.png"))
+        wait([reading], 50)
+        found = reading.done()
+        done.set()
     holder.join()
-    assert found == [7]
+    assert found
+    assert reading.result() == 7
 
 
 def _mean_of_png(path: str) -> float:
@@ -101,23 +104,19 @@ def test_a_child_keeps_no_memory_of_its_parent(tmp_path):
 
 
 def _resident_bytes() -> int:
-    with open("/proc/self/statm") as file:  # noqa: PTH123
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_a_death_names_the_file(tmp_path):
+def test_a_death_names_the_file_and_one_that_takes_too_long_is_refused(tmp_path, monkeypatch):
     with pytest.raises(limited.KilledError, match="the end of the process that reads it"):
         limited.call(_die, tmp_path / "a.mat")
+    monkeypatch.setattr(limited, "MAX_SECONDS", 0.5)
+    with pytest.raises(limited.TimeLimitError, match=r"within 0\.5 s"):
+        limited.call(_wait, tmp_path / "a.tif")
 
 
 def _die(_path) -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
-
-
-def test_a_file_that_takes_too_long_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(limited, "MAX_SECONDS", 0.5)
-    with pytest.raises(limited.TimeLimitError, match=r"within 0\.5 s"):
-        limited.call(_wait, tmp_path / "a.tif")
 
 
 def _wait(_path) -> None:
@@ -200,27 +199,26 @@ def test_a_log_with_anything_else_in_it_is_refused(tmp_path, change):
 def test_a_working_child_ends_with_its_parent():
     code = "from equicam.images import limited; import time; limited.call(time.sleep, 60)"
     parent = subprocess.Popen([sys.executable, "-c", code])
-    deadline = time.monotonic() + 30
-    while not (children := _children(parent.pid)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert children
+    assert _becomes_true(lambda: _children(parent.pid), 30)
+    children = _children(parent.pid)
     time.sleep(1.5)  # it begins to work
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 5
-    while any(_is_running(pid) for pid in children) and time.monotonic() < deadline:
+    assert _becomes_true(lambda: not any(map(_is_running, children)), 5)
+
+
+def _becomes_true(what, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not (found := what()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not any(_is_running(pid) for pid in children)
+    return bool(found)
 
 
 def _children(pid: int) -> list[int]:
-    with open(f"/proc/{pid}/task/{pid}/children") as file:  # noqa: PTH123
-        return [int(one) for one in file.read().split()]
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def _is_running(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False

@@ -19,43 +19,35 @@ def scene(bands: int = 3, dtype: str = "uint8", seed: int = 0, size=(HEIGHT, WID
 
 def halved(image: np.ndarray) -> np.ndarray:
     """Half the size, by means of 2 × 2."""
-    high, wide = image.shape[-2] // 2 * 2, image.shape[-1] // 2 * 2
-    image = image[..., :high, :wide].astype(np.float64)
-    return (image[..., ::2, ::2] + image[..., 1::2, ::2] + image[..., ::2, 1::2] + image[..., 1::2, 1::2]) / 4
+    *bands, high, wide = image.shape
+    image = image[..., : high // 2 * 2, : wide // 2 * 2].astype(np.float64)
+    return image.reshape(*bands, high // 2, 2, wide // 2, 2).mean((-3, -1))
 
 
-def write_pyramid(
-    path: Path, image: np.ndarray, *, levels: int = 3, ome: bool = False, mpp: float | None = 0.5
-):
+def write_pyramid(path: Path, image: np.ndarray, *, levels=3, ome=False, mpp: float | None = 0.5):
     """A tiled pyramid of [bands, height, width]: further pages, or SubIFDs of an OME-TIFF."""
     tifffile = pytest.importorskip("tifffile")
     rgb = image.shape[0] == 3 and image.dtype == np.uint8
-    stack = np.ascontiguousarray(image.transpose(1, 2, 0)) if rgb else image
     common = {"tile": (128, 128), "photometric": "rgb" if rgb else "minisblack"}
     metadata = {"axes": "YXS" if rgb else "CYX"}
     if mpp:
-        metadata |= {f"PhysicalSize{axis}": mpp for axis in "XY"}
-        metadata |= {f"PhysicalSize{axis}Unit": "µm" for axis in "XY"}
+        metadata |= dict.fromkeys(("PhysicalSizeX", "PhysicalSizeY"), mpp)
+        metadata |= dict.fromkeys(("PhysicalSizeXUnit", "PhysicalSizeYUnit"), "µm")
     if ome and not rgb:
         metadata["Channel"] = {"Name": [f"stain {i}" for i in range(len(image))]}
-    smaller = [image]
-    for _ in range(levels - 1):
-        smaller.append(np.rint(halved(smaller[-1])).astype(image.dtype))
     with tifffile.TiffWriter(path, ome=ome, bigtiff=False) as file:
-        for i, one in enumerate(smaller):
-            data = np.ascontiguousarray(one.transpose(1, 2, 0)) if rgb else one
+        for i in range(levels):
+            image = np.rint(halved(image)).astype(image.dtype) if i else image
+            data = np.ascontiguousarray(image.transpose(1, 2, 0)) if rgb else image
             options = {"subfiletype": 1, "metadata": None} if i else {"metadata": metadata if ome else None}
             if ome and not i:
                 options["subifds"] = levels - 1
             elif mpp and not ome:
                 options |= {"resolution": (1e4 / mpp, 1e4 / mpp), "resolutionunit": "CENTIMETER"}
             file.write(data, **common, **options)
-    return stack
 
 
-def write_geotiff(
-    path: Path, image: np.ndarray, *, nodata=None, mask=None, overviews=(), affine=None, **options
-):
+def write_geotiff(path, image: np.ndarray, *, nodata=None, mask=None, overviews=(), affine=None, **options):
     """A GeoTIFF in UTM 18N at 10 m, or in another place."""
     rasterio = pytest.importorskip("rasterio")
     from rasterio.enums import Resampling

@@ -12,24 +12,32 @@ from equicam.rasters.geojson import read_regions
 from equicam.rasters.options import Input
 from equicam.rasters.raster import open_raster
 from tests.rasters.conftest import scene, write_pyramid
-from tests.rasters.test_tiling import cut
+from tests.rasters.test_tiling import cut, polygon
 
 rasterio = pytest.importorskip("rasterio")
 pytest.importorskip("openslide")
 tifffile = pytest.importorskip("tifffile")
 
 
+TILED = {"driver": "GTiff", "tiled": True, "blockxsize": 128, "blockysize": 128}
+PLACE = {"crs": "EPSG:32618", "transform": rasterio.Affine(10, 0, 5e5, 0, -10, 4e6)}
+
+
+def rgb(image):
+    return np.ascontiguousarray(image.transpose(1, 2, 0))
+
+
 def tiled(path, image, **options):
-    profile = {"driver": "GTiff", "tiled": True, "blockxsize": 128, "blockysize": 128, "dtype": image.dtype}
-    count, height, width = image.shape
-    with rasterio.open(path, "w", count=count, height=height, width=width, **profile | options) as file:
+    size = dict(zip(("count", "height", "width"), image.shape, strict=True))
+    with rasterio.open(path, "w", dtype=image.dtype, **TILED, **size, **options) as file:
         file.write(image)
     return path
 
 
-@pytest.mark.parametrize("kind", ["13 uint16", "3 uint16", "3 float32", "4 uint8", "1 uint8"])
-def test_a_tiled_tiff_without_coordinates_keeps_its_values(tmp_path, kind):
-    bands, dtype = int(kind.split()[0]), kind.split()[1]
+@pytest.mark.parametrize(
+    ("bands", "dtype"), [(13, "uint16"), (3, "uint16"), (3, "float32"), (4, "uint8"), (1, "uint8")]
+)
+def test_a_tiled_tiff_without_coordinates_keeps_its_values(tmp_path, bands, dtype):
     image = scene(bands, dtype)
     raster = open_raster(tiled(tmp_path / "plain.tif", image))
     assert raster.info.reader.startswith("rasterio")
@@ -43,8 +51,7 @@ def test_nodata_of_a_tiled_tiff_without_coordinates_is_no_data(tmp_path):
     image = scene()
     image[:, :300] = 0
     raster = open_raster(tiled(tmp_path / "nodata.tif", image, nodata=0))
-    found = raster.read((0, 0, 64, 64), (64, 64), (0, 1, 2))
-    assert not found.valid.any()
+    assert not raster.read((0, 0, 64, 64), (64, 64), (0, 1, 2)).valid.any()
 
 
 @pytest.fixture
@@ -66,10 +73,9 @@ def without(monkeypatch):
     return forget
 
 
-@pytest.mark.parametrize("crs", [None, "EPSG:32618"])
-def test_without_rasterio_thirteen_bands_are_refused(tmp_path, without, crs):
-    options = {} if crs is None else {"crs": crs, "transform": rasterio.Affine(10, 0, 5e5, 0, -10, 4e6)}
-    path = tiled(tmp_path / "deep.tif", scene(13, "uint16"), **options)
+@pytest.mark.parametrize("place", [{}, PLACE], ids=["nowhere", "somewhere"])
+def test_without_rasterio_thirteen_bands_are_refused(tmp_path, without, place):
+    path = tiled(tmp_path / "deep.tif", scene(13, "uint16"), **place)
     without("rasterio")
     with pytest.raises(EquicamError, match=r"equicam\[geo\]"):
         open_raster(path)
@@ -77,16 +83,10 @@ def test_without_rasterio_thirteen_bands_are_refused(tmp_path, without, crs):
 
 def test_without_openslide_a_slide_is_refused(tmp_path, without):
     path = tmp_path / "slide.svs"
-    image = np.ascontiguousarray(scene().transpose(1, 2, 0))
+    image, options = rgb(scene()), {"tile": (128, 128), "photometric": "rgb", "metadata": None}
     with tifffile.TiffWriter(path) as file:
-        file.write(
-            image,
-            tile=(128, 128),
-            photometric="rgb",
-            description="Aperio Image Library v10\n|MPP = 0.5",
-            metadata=None,
-        )
-        file.write(image[:200, :500], tile=(128, 128), photometric="rgb", metadata=None)  # a label
+        file.write(image, description="Aperio Image Library v10\n|MPP = 0.5", **options)
+        file.write(image[:200, :500], **options)  # a label
     without("openslide")
     with pytest.raises(EquicamError, match=r"equicam\[wsi\]"):
         open_raster(path)
@@ -100,15 +100,12 @@ def test_without_tifffile_an_ome_tiff_is_refused(tmp_path, without):
 
 
 def test_other_images_in_a_file_are_no_levels(tmp_path):
-    path = tmp_path / "two.tif"
-    image = np.ascontiguousarray(scene().transpose(1, 2, 0))
-    with tifffile.TiffWriter(path) as file:
-        file.write(image, photometric="rgb", metadata=None)
-        file.write(
-            image[:90, :400], photometric="rgb", subfiletype=1, metadata=None
-        )  # says that it is a reduced copy
-        file.write(image[::2, ::2], photometric="rgb", subfiletype=1, metadata=None)
-    raster = open_raster(path)
+    image, options = rgb(scene()), {"photometric": "rgb", "metadata": None}
+    with tifffile.TiffWriter(tmp_path / "two.tif") as file:
+        file.write(image, **options)
+        for other in (image[:90, :400], image[::2, ::2]):  # the first only says that it is a reduced copy
+            file.write(other, subfiletype=1, **options)
+    raster = open_raster(tmp_path / "two.tif")
     assert raster.info.reader.startswith("rasterio")
     assert raster.info.downsamples == (1.0, 2.0)
     assert raster.level_size(1) == (500, 380)
@@ -116,9 +113,8 @@ def test_other_images_in_a_file_are_no_levels(tmp_path):
 
 def test_a_band_that_was_never_written_is_no_data_in_any_order(tmp_path):
     path, image = tmp_path / "sparse.tif", scene(size=(256, 256))
-    profile = {"driver": "GTiff", "tiled": True, "blockxsize": 128, "blockysize": 128, "SPARSE_OK": True}
     size = {"count": 3, "height": 256, "width": 256, "dtype": "uint8", "interleave": "band"}
-    with rasterio.open(path, "w", **profile, **size) as file:
+    with rasterio.open(path, "w", **TILED, **size, SPARSE_OK=True) as file:
         file.write(image[0], 1)
         file.write(image[2], 3)
     raster = open_raster(path)
@@ -130,8 +126,7 @@ def test_a_band_that_was_never_written_is_no_data_in_any_order(tmp_path):
 @pytest.mark.parametrize("compression", ["jpeg", "lzw", "zlib"])
 def test_compressed_ome_tiffs_are_read(tmp_path, compression):
     pytest.importorskip("imagecodecs")
-    image = np.ascontiguousarray(scene().transpose(1, 2, 0))
-    path = tmp_path / f"{compression}.ome.tif"
+    image, path = rgb(scene()), tmp_path / f"{compression}.ome.tif"
     options = {"tile": (128, 128), "photometric": "rgb", "metadata": {"axes": "YXS"}}
     tifffile.imwrite(path, image, ome=True, compression=compression, **options)
     found = open_raster(path).read((10, 20, 74, 84), (64, 64), (0, 1, 2)).values.transpose(1, 2, 0)
@@ -159,48 +154,45 @@ def test_channel_names_are_those_of_the_first_image(tmp_path):
     assert _read_ome("<OME", tmp_path) == ([], None)
 
 
-def regions(tmp_path, content):
-    path = tmp_path / "regions.geojson"
-    path.write_text(json.dumps(content))
-    return str(path)
+def read_areas(folder, path, content):
+    file = folder / "regions.geojson"
+    file.write_text(json.dumps(content))
+    return read_regions(open_raster(path).info, path, str(file))
 
 
 def area(x, y, side, **properties):
     ring = [[x, y], [x + side, y], [x + side, y + side], [x, y + side], [x, y]]
-    geometry = {"type": "Polygon", "coordinates": [ring]}
-    return {"type": "Feature", "properties": properties, "geometry": geometry}
+    return polygon(ring, **properties)
 
 
 def test_regions_in_the_crs_that_a_file_names(tmp_path):
-    place = {"crs": "EPSG:32618", "transform": rasterio.Affine(10, 0, 5e5, 0, -10, 4e6)}
-    path = tiled(tmp_path / "utm.tif", scene(), **place)
-    info = open_raster(path).info
+    path = tiled(tmp_path / "utm.tif", scene(), **PLACE)
     feature = area(5e5 + 1000, 4e6 - 3000, 1000, label="field")
     crs = {"type": "name", "properties": {"name": "urn:ogc:def:crs:EPSG::32618"}}
     given = {"type": "FeatureCollection", "crs": crs, "features": [feature]}
-    ((label, (ring,)),) = read_regions(info, path, regions(tmp_path, given))
+    ((label, (ring,)),) = read_areas(tmp_path, path, given)
     assert label == "field"
     assert (ring.min(0), ring.max(0)) == (pytest.approx([100, 200]), pytest.approx([200, 300]))
     for wrong, said in ((None, "degrees"), ({"type": "name", "properties": {"name": "local"}}, "EPSG")):
         with pytest.raises(EquicamError, match=said):
-            read_regions(info, path, regions(tmp_path, given | {"crs": wrong}))
+            read_areas(tmp_path, path, given | {"crs": wrong})
 
 
 def test_regions_may_hold_points_and_be_one_feature(tmp_path):
-    write_pyramid(tmp_path / "slide.tif", scene())
-    info = open_raster(tmp_path / "slide.tif").info
+    path = tmp_path / "slide.tif"
+    write_pyramid(path, scene())
     tumor = area(0, 0, 100, classification={"names": ["Tumor", "edge"]})
     point = {"type": "Feature", "properties": {}, "geometry": {"type": "Point", "coordinates": [1, 2]}}
     nothing = {"type": "Feature", "properties": {}, "geometry": None}
     for given in (tumor, [point, tumor, nothing]):
-        ((label, _),) = read_regions(info, tmp_path / "slide.tif", regions(tmp_path, given))
+        ((label, _),) = read_areas(tmp_path, path, given)
         assert label == "Tumor: edge"
     with pytest.raises(EquicamError, match="at least one polygon"):
-        read_regions(info, tmp_path / "slide.tif", regions(tmp_path, [point]))
+        read_areas(tmp_path, path, [point])
 
 
 def test_options_that_cannot_be_followed_are_refused(tmp_path):
-    place = {"crs": "EPSG:32618", "transform": rasterio.Affine(10, 0, 5e5, 0, -20, 4e6)}
+    place = PLACE | {"transform": rasterio.Affine(10, 0, 5e5, 0, -20, 4e6)}
     path = tiled(tmp_path / "flat.tif", scene(), photometric="RGB", **place)
     with pytest.raises(EquicamError, match="square pixels"):
         cut(path, tile=224, input=Input(mpp=10))

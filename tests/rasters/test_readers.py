@@ -1,6 +1,7 @@
 """Readers: the same window by every reader that should agree, against an obvious twin."""
 
 import gc
+import shutil
 import weakref
 
 import numpy as np
@@ -24,21 +25,19 @@ def files(tmp_path_factory):
     write_pyramid(folder / "slide.tif", image)
     write_pyramid(folder / "slide.ome.tif", image, ome=True)
     write_geotiff(folder / "map.tif", image)
+    shutil.copy(folder / "map.tif", folder / "map.svs")  # whatever its name
     return folder, image
 
 
-def test_content_chooses_the_reader(files):
-    folder, _ = files
-    for name, reader in (("slide.tif", "openslide"), ("slide.ome.tif", "tifffile"), ("map.tif", "rasterio")):
-        assert open_raster(folder / name).info.reader.startswith(f"{reader} ")
-    (folder / "map.svs").write_bytes((folder / "map.tif").read_bytes())
-    assert open_raster(folder / "map.svs").info.kind == "map"  # whatever its name
+MAPS = dict.fromkeys(("map.tif", "map.svs"), "rasterio")
+READERS = {"slide.tif": "openslide", "slide.ome.tif": "tifffile", **MAPS}
 
 
-@pytest.mark.parametrize("name", ["slide.tif", "slide.ome.tif", "map.tif"])
-def test_whole_pixels_come_back_as_stored(files, name):
+@pytest.mark.parametrize("name", READERS)
+def test_content_chooses_the_reader_which_gives_whole_pixels_as_stored(files, name):
     folder, image = files
     raster = open_raster(folder / name)
+    assert raster.info.reader.startswith(f"{READERS[name]} ")
     assert (raster.info.width, raster.info.height) == (WIDTH, HEIGHT)
     for x, y, side in ((0, 0, 64), (137, 250, 200), (WIDTH - 96, HEIGHT - 96, 96)):
         found = raster.read((x, y, x + side, y + side), (side, side), RGB)
@@ -97,10 +96,8 @@ def test_the_next_finer_level_is_read(files, monkeypatch):
 
 def test_bands_by_name_and_number_and_their_types(tmp_path):
     image = scene(13, "uint16", seed=5)
-    write_geotiff(tmp_path / "sentinel.tif", image)
-    raster = open_raster(tmp_path / "sentinel.tif")
-    assert raster.info.bands[:2] == ("1", "2")
-    assert raster.info.dtype == "uint16"
+    raster = open_raster(write_geotiff(tmp_path / "sentinel.tif", image))
+    assert (raster.info.bands[:2], raster.info.dtype) == (("1", "2"), "uint16")
     assert raster.band_indices(("4", "3", "13")) == (3, 2, 12)
     with pytest.raises(EquicamError, match="band '14' needs one of 1, 2, 3"):
         raster.band_indices(("14",))
@@ -141,10 +138,8 @@ def test_what_is_no_data(tmp_path, how):
 
 
 def test_resample_gives_invalid_pixels_no_weight():
-    values = np.full((1, 40, 40), 100, np.uint8)
-    valid = np.ones((40, 40), bool)
-    valid[:, 20:] = False
-    values[:, :, 20:] = 255
+    valid = np.tile(np.arange(40) < 20, (40, 1))
+    values = np.where(valid, 100, 255)[None].astype(np.uint8)
     found = resample(Pixels(values, valid), (0, 0, 40, 40), (20, 20))
     assert set(np.unique(found.values[0][found.valid])) == {100}
 
@@ -154,28 +149,27 @@ def window(x, y, side, *, margin=0, tile=64, **given) -> RasterWindow:
 
 
 def test_windows_have_their_surround_and_say_what_is_missing(files):
-    folder, image = files
-    found = read_window(folder / "slide.tif", window(200, 300, 64, margin=20))
+    path, image = files[0] / "slide.tif", files[1]
+    found = read_window(path, window(200, 300, 64, margin=20))
     np.testing.assert_array_equal(found.values, image[:, 280:384, 180:284])
     assert found.margin == (20, 20)
-    corner = read_window(folder / "slide.tif", window(5, 0, 64, margin=20))
+    corner = read_window(path, window(5, 0, 64, margin=20))
     assert corner.margin == (0, 5)
     expected = np.pad(image[:, :84, :89], ((0, 0), (20, 0), (15, 0)), mode="reflect")
     np.testing.assert_array_equal(corner.values, expected)
     assert corner.digest() != found.digest()
     with pytest.raises(EquicamError, match="a window needs to lie in the raster"):
-        read_window(folder / "slide.tif", window(WIDTH - 10, 0, 64))
+        read_window(path, window(WIDTH - 10, 0, 64))
 
 
 def test_deep_pixels_need_bands_and_a_scale(tmp_path):
-    write_geotiff(tmp_path / "deep.tif", scene(13, "uint16"))
+    path = write_geotiff(tmp_path / "deep.tif", scene(13, "uint16"))
     with pytest.raises(EquicamError, match=r"bands to be chosen.*--bands 4,3,2"):
-        read_window(tmp_path / "deep.tif", window(0, 0, 64))
+        read_window(path, window(0, 0, 64))
     with pytest.raises(EquicamError, match=r"a scale, because its values are not 8-bit.*scale=10000"):
-        read_window(tmp_path / "deep.tif", window(0, 0, 64, bands="4,3,2"))
-    found = read_window(tmp_path / "deep.tif", window(0, 0, 64, bands="4,3,2", scale=10_000))
-    assert found.values.dtype == np.uint16
-    assert found.scale == 10_000
+        read_window(path, window(0, 0, 64, bands="4,3,2"))
+    found = read_window(path, window(0, 0, 64, bands="4,3,2", scale=10_000))
+    assert (found.values.dtype, found.scale) == (np.uint16, 10_000)
 
 
 @pytest.mark.parametrize(("alpha", "bands"), [(0, "1,1,1"), (2, "1,1,1"), (4, "1,2,3"), (5, "4,3,2")])
@@ -194,16 +188,15 @@ def test_the_bands_to_try_are_in_the_file_and_no_transparency(tmp_path, alpha, b
 def test_pictures_use_one_range_for_the_whole_raster(tmp_path):
     image = scene(3, "uint16")
     image[:, :100, :100] = 100  # a dark corner stays dark
-    write_geotiff(tmp_path / "deep.tif", image)
+    path = write_geotiff(tmp_path / "deep.tif", image)
     given = {"bands": "1,2,3", "scale": 10_000.0}
-    dark = np.asarray(show_window(tmp_path / "deep.tif", window(10, 10, 64, **given)))
-    bright = np.asarray(show_window(tmp_path / "deep.tif", window(500, 500, 64, **given)))
+    dark, bright = (np.asarray(show_window(path, window(at, at, 64, **given))) for at in (10, 500))
     assert dark.max() < 60 < bright.mean()
-    assert len(open_raster(tmp_path / "deep.tif").value_range((0, 1, 2))) == 3
-    around = show_window(tmp_path / "deep.tif", window(0, 0, 64, **given), around=1.0)
+    assert len(open_raster(path).value_range(RGB)) == 3
+    around = show_window(path, window(0, 0, 64, **given), around=1.0)
     assert around.size == (192, 192)
     assert np.asarray(around)[:60, :60].min() == 255  # beyond the raster
-    assert show_raster(tmp_path / "deep.tif", Input(**given), 200).size == (200, 152)
+    assert show_raster(path, Input(**given), 200).size == (200, 152)
 
 
 def test_a_rotated_affine_and_degrees_are_read_as_pixels(tmp_path):
@@ -211,8 +204,7 @@ def test_a_rotated_affine_and_degrees_are_read_as_pixels(tmp_path):
 
     image = scene()
     turned = Affine.translation(5e5, 4e6) @ Affine.rotation(30) @ Affine.scale(2, -2)
-    write_geotiff(tmp_path / "turn.tif", image, affine=turned)
-    raster = open_raster(tmp_path / "turn.tif")
+    raster = open_raster(write_geotiff(tmp_path / "turn.tif", image, affine=turned))
     assert raster.info.mpp == pytest.approx(2)
     np.testing.assert_array_equal(raster.read((8, 9, 72, 73), (64, 64), RGB).values, image[:, 9:73, 8:72])
 
@@ -230,8 +222,7 @@ def test_handles_are_kept_and_few(tmp_path):
 def test_what_was_shown_of_a_raster_does_not_keep_it_open(tmp_path):
     opened = []
     for i in range(MAX_OPEN + 3):
-        path = tmp_path / f"{i}.tif"
-        write_geotiff(path, scene(3, "uint16", seed=i))
+        path = write_geotiff(tmp_path / f"{i}.tif", scene(3, "uint16", seed=i))
         show_raster(path, Input(bands="1,2,3", scale=10_000), 64)
         opened.append(weakref.ref(open_raster(path)))
     gc.collect()
