@@ -32,6 +32,10 @@ def triage(items, **options):
     return rank(items, **{"by": "peum", "transforms": VIEWS, **options})
 
 
+def rows_of(count):
+    return table([ranked_row(f"{i:02d}", i / 100) for i in range(count)])
+
+
 def ranked_row(name, peum=0.01, target=0, **more):
     unmeasured = dict.fromkeys(("stability", "stability_by_view", "view_confidence"))
     return image_row(name, **unmeasured, peum_score=peum, target=target) | {"view_top1": [target] * 6} | more
@@ -95,10 +99,14 @@ def test_places_are_dealt_by_whole_shares():
     assert _class_quotas({7: 5, 3: 5, 5: 5}, 4) == {3: 1, 5: 1, 7: 1}
 
 
-def test_with_more_classes_than_places_the_queue_goes_by_rank():
+def test_with_more_classes_than_places_and_without_quotas_the_queue_goes_by_rank():
     rows = [ranked_row(f"{i:03d}", i / 1000, i % 100) for i in range(200)]
     found = triage(table(rows), budget=20, control=0)
     assert sorted(row["rank"] for row in reviewed(found, "queue")) == list(range(1, 21))
+    found = triage(table(run(300)), budget=50, quotas=False)
+    assert sorted(row["rank"] for row in reviewed(found, "queue")) == list(range(1, 41))
+    assert all(row["rank"] > 40 for row in reviewed(found, "control"))
+    assert found.quotas == {}
 
 
 def test_the_queue_is_the_head_of_every_class():
@@ -121,13 +129,6 @@ def test_the_queue_is_the_head_of_every_class():
     assert len(reviewed(found, "control")) == 12
 
 
-def test_without_quotas_the_queue_is_the_head_of_all():
-    found = triage(table(run(300)), budget=50, quotas=False)
-    assert sorted(row["rank"] for row in reviewed(found, "queue")) == list(range(1, 41))
-    assert all(row["rank"] > 40 for row in reviewed(found, "control"))
-    assert found.quotas == {}
-
-
 def test_classes_of_one_name_share_a_line():
     rows = [ranked_row(f"{i}", i / 100, i % 2) for i in range(20)]
     found = triage(table(rows), budget=5, classes=["crane", "crane"])
@@ -136,49 +137,50 @@ def test_classes_of_one_name_share_a_line():
     assert {row["class"] for row in reviewed(triage(table(rows), budget=5))} <= {"0", "1"}
 
 
-@pytest.mark.parametrize(
-    ("budget", "reviews"),
-    [("10%", 3), ("10 %", 3), ("11%", 4), ("0.01%", 1), ("100%", 30), ("7", 7), (7, 7), (999, 30), (1, 1)],
-)
-def test_a_budget_is_a_share_or_a_number(budget, reviews):
-    found = triage(table([ranked_row(f"{i}") for i in range(30)]), budget=budget)
-    assert found.budget == found.rows.num_rows == reviews
-    hundred = table([ranked_row(f"{i}") for i in range(100)])
-    # 0.07 · 100 is above 7 in floating point
-    assert triage(hundred, budget="7%").budget == 7
+BUDGETS = {"10%": 3, "10 %": 3, "11%": 4, "0.01%": 1, "100%": 30, "7": 7, 7: 7, 999: 30, 1: 1}
 
 
-@pytest.mark.parametrize("budget", ["0%", "abc", -3, 0, "150%", "", "-5%", "1.5", "10%%", "nan%"])
-def test_another_budget_is_refused_in_a_sentence(budget):
-    with pytest.raises(EquicamError, match=r"the budget needs a share from above 0% to 100%, or a number"):
-        triage(table([ranked_row("a")]), budget=budget)
+def test_a_budget_is_a_share_or_a_number():
+    for budget, reviews in BUDGETS.items():
+        found = triage(rows_of(30), budget=budget)
+        assert found.budget == found.rows.num_rows == reviews, budget
+    assert triage(rows_of(100), budget="7%").budget == 7  # 0.07 · 100 is above 7 in floating point
 
 
-def test_shares_outside_their_range_are_refused():
-    for bad in ({"control": 1}, {"control": -0.1}):
-        with pytest.raises(EquicamError, match="needs a share"):
-            triage(table([ranked_row("a")]), **bad)
-    with pytest.raises(EquicamError, match="transforms needs those of 'a', got 4 for 6 views"):
-        triage(table([ranked_row("a")]), transforms=VIEWS[:4])
+WRONG_BUDGETS = ["0%", "abc", -3, 0, "150%", "", "-5%", "1.5", "10%%", "nan%"]
+WRONG = [
+    *(
+        ({"budget": budget}, "the budget needs a share from above 0% to 100%, or a number")
+        for budget in WRONG_BUDGETS
+    ),
+    *(({"control": share}, "needs a share") for share in (1, -0.1)),
+    ({"transforms": VIEWS[:4]}, "transforms needs those of 'a', got 4 for 6 views"),
+]
 
 
-@pytest.mark.parametrize(
-    ("budget", "control", "arm"),
-    [
-        (4, 0.2, 1),
-        (2, 0.2, 0),
-        (5, 0.01, 1),
-        (4, 0.01, 0),
-        (20, 0.2, 4),
-        (20, 0, 0),
-        (3, 0.9, 2),
-        (30, 0.2, 0),
-    ],
-)
-def test_how_many_reviews_are_blind(budget, control, arm):
-    items = table([ranked_row(f"{i}") for i in range(30)])
-    found = triage(items, budget=budget, control=control)
-    assert Counter(row["arm"] for row in reviewed(found)) == Counter(queue=budget - arm, control=arm)
+@pytest.mark.parametrize(("options", "why"), WRONG)
+def test_other_options_are_refused_in_a_sentence(options, why):
+    with pytest.raises(EquicamError, match=why):
+        triage(table([ranked_row("a")]), **options)
+
+
+BLIND = {
+    (4, 0.2): 1,
+    (2, 0.2): 0,
+    (5, 0.01): 1,
+    (4, 0.01): 0,
+    (20, 0.2): 4,
+    (20, 0): 0,
+    (3, 0.9): 2,
+    (30, 0.2): 0,
+}
+
+
+def test_how_many_reviews_are_blind():
+    for (budget, control), arm in BLIND.items():
+        found = triage(rows_of(30), budget=budget, control=control)
+        arms = Counter(row["arm"] for row in reviewed(found))
+        assert arms == Counter(queue=budget - arm, control=arm), (budget, control)
 
 
 def test_no_images_no_reviews():
@@ -192,10 +194,9 @@ def test_no_images_no_reviews():
 
 @pytest.mark.slow
 def test_the_blind_arm_is_uniform_over_the_rest_and_mixed_in():
-    items = table([ranked_row(f"{i:02d}", i / 100) for i in range(20)])
     drawn, places = Counter(), Counter()
     for seed in range(1500):
-        rows = reviewed(triage(items, budget=10, quotas=False, seed=seed), "control")
+        rows = reviewed(triage(rows_of(20), budget=10, quotas=False, seed=seed), "control")
         drawn.update(row["id"] for row in rows)
         places.update(row["place"] for row in rows)
     assert set(drawn) == {f"{i:02d}" for i in range(12)}
@@ -223,11 +224,14 @@ def test_reasons_are_codes_and_values():
     rows[98] |= {"view_top1": [0, 1, 0, 0, 2, 0], "view_agreement": [0.9, 0.12, None, 0.4, -0.3, 0.49]}
     rows[97] |= {"view_top1": [0, 1, 1, 1, 2, 1], "confidence": 0.34}
     rows[97] |= {"flags": ["flipped", "low-coverage", "odd-size"]}
-    rows[0] |= {"flags": ["none-kept"], "views_kept": 0}
-    rows[1] |= {"views_kept": 1}
-    rows[2] |= {"flags": ["blank"]}
-    rows[3] |= {"flags": ["constant"]}
-    rows[4] |= {"peum_score": float("nan")}
+    silent = (
+        {"flags": ["none-kept"], "views_kept": 0},
+        {"views_kept": 1},
+        {"flags": ["blank"]},
+        {"flags": ["constant"]},
+    )
+    for row, change in zip(rows, (*silent, {"peum_score": float("nan")}), strict=False):
+        row |= change
     found = triage(table(rows), budget="100%")
     told = {row["id"]: from_rows(row["reasons"]) for row in reviewed(found)}
     codes = {name: [reason.code for reason in reasons] for name, reasons in told.items()}
@@ -293,11 +297,9 @@ def test_worth_is_measured_on_the_calibrated():
 
 
 def test_few_calibrated_images_are_too_few_to_say():
-    few = triage(table(run(100, calibrated=40))).quality
-    assert few.sentence.startswith("too few images to say")
+    assert triage(table(run(100, calibrated=40))).quality.sentence.startswith("too few images to say")
     none = triage(table(run(50)))
-    assert none.quality is None
-    assert none.to_json()["quality"] is None
+    assert none.quality is none.to_json()["quality"] is None
 
 
 FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-2", "@SUM(A1)", "\tx", "\rx"]
