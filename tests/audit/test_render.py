@@ -84,11 +84,8 @@ def test_input_boxes_of_any_kind(path, message, frames):
 def test_an_input_box_beyond_the_image_is_padded_with_black(path):
     Image.new("RGB", (100, 50), "white").save(path)
     found = render.read_input(row_of(path, input_box=[0.0, -25.0, 100.0, 75.0]), (200, 200))
-    assert [np.unique(part).tolist() for part in (found[:50], found[50:150], found[150:])] == [
-        [0],
-        [255],
-        [0],
-    ]
+    parts = found[:50], found[50:150], found[150:]
+    assert [np.unique(part).tolist() for part in parts] == [[0], [255], [0]]
 
 
 def test_images_have_the_proportions_of_the_models_input(path):
@@ -168,14 +165,8 @@ def test_an_image_at_a_url_is_fetched_only_if_the_caller_allows_it(monkeypatch):
 
 
 def test_peum_is_undefined_without_two_kept_views_or_a_map():
-    undefined = [
-        ([], 1, 18),
-        ([], 0, 18),
-        ([], 1, 1),
-        ([], None, 1),
-        (["blank"], 18, 18),
-        (["none-kept"], None, 18),
-    ]
+    undefined = [([], 1, 18), ([], 0, 18), ([], 1, 1), ([], None, 1), (["blank"], 18, 18)]
+    undefined.append((["none-kept"], None, 18))
     for case in [*undefined, ([], 18, 18), ([], None, 18), (None, 18, 18)]:
         flags, kept, views = case
         found = peum_undefined({"flags": flags, "views_kept": kept}, views=views)

@@ -1,6 +1,5 @@
 """What a queue is ranked by: each signal against a slow and obvious version of itself, recorded, shown and compared."""
 
-import csv
 import json
 import math
 from functools import cache
@@ -12,30 +11,24 @@ import pytest
 from typer.testing import CliRunner
 
 from equicam.cli.app import app
-from equicam.core.transforms import Transform
 from equicam.errors import EquicamError
 from equicam.evaluate import statistics
 from equicam.evaluate.statistics import Correlation, Estimate
-from equicam.reasons import SIGNALS, describe, from_rows
+from equicam.reasons import SIGNALS, from_rows
 from equicam.runs.log import Log
-from equicam.runs.queue_files import write_csv
 from equicam.runs.report.page import write_report
 from equicam.runs.signals import REVEALING, ranked_by, ranking_scores, signal_values
 from equicam.runs.triage import UNKNOWN, _better, _SignalScores
 from equicam.runs.triage import triage as rank
 from equicam.shards import read_json, read_table
 from tests.audit.faked import Page, fake_run, image_row, table
+from tests.audit.test_triage import VIEWS, read_csv, sentences
 
-VIEWS = tuple(map(Transform, (0, 60, 120, 180, 240, 300)))
 COMMAND = CliRunner(env={"COLUMNS": "250"})
 
 
 def triage(items, **options):
     return rank(items, **{"transforms": VIEWS, **options})
-
-
-def sentences(row):
-    return [describe(reason) for reason in from_rows(row["reasons"])]
 
 
 def codes(found):
@@ -66,10 +59,8 @@ def slow_shares(values):
     """The share of the others below each, those equal by half."""
     heard = [v for v in values if v is not None]
     others = max(1, len(heard) - 1)
-    return [
-        None if v is None else (sum(h < v for h in heard) + (sum(h == v for h in heard) - 1) / 2) / others
-        for v in values
-    ]
+    below = {v: (sum(h < v for h in heard) + (sum(h == v for h in heard) - 1) / 2) / others for v in heard}
+    return [below.get(v) for v in values]
 
 
 def slow_signal(rows, by):
@@ -262,11 +253,8 @@ def test_the_reasons_follow_the_signal():
     moved = {"stability_by_view": [1.0, 0.4, 0.6, -0.1, 0.49, 0.5]}
     moved["view_agreement"] = [0.9, 0.9, 0.2, 0.9, 0.9, 0.9]
     rows = table([image_row("a", **moved), image_row("b", stability_by_view=[0.0] * 6)])
-    for by, code, views in (
-        ("stability", "map-moves", ["180°", "60°", "240°"]),
-        ("risk", "map-moves", ["180°", "60°", "240°"]),
-        ("peum", "views-disagree", ["120°"]),
-    ):
+    for by in SIGNALS:
+        code, views = ("views-disagree", ["120°"]) if by == "peum" else ("map-moves", ["180°", "60°", "240°"])
         found = triage(rows, by=by, budget="100%").rows.to_pylist()
         reasons = {row["id"]: {r.code: r.values for r in from_rows(row["reasons"])} for row in found}
         assert reasons["a"][code]["views"] == views
@@ -286,19 +274,14 @@ def test_a_signal_that_says_nothing_is_not_compared():
 
 @pytest.mark.parametrize("by", SIGNALS)
 def test_reviewers_get_nothing_of_what_ranks(by, tmp_path):
-    rows = [
-        image_row(
-            f"{i:02d}", i / 100, view_top1=[0, 1, 0, 0, 0, 0], view_agreement=[0.1 + i / 100] * 6, confidence=0.4,
-            stability_by_view=[1.0] + [i / 100] * 5, view_confidence=[i / 40] * 6,
-        )
-        for i in range(20)
-    ]  # fmt: skip
+    rows, same = [], {"view_top1": [0, 1, 0, 0, 0, 0], "confidence": 0.4}
+    for i in range(20):
+        lists = {"stability_by_view": [1.0] + [i / 100] * 5, "view_agreement": [0.1 + i / 100] * 6}
+        rows.append(image_row(f"{i:02d}", i / 100, **same, **lists, view_confidence=[i / 40] * 6))
     found = triage(table(rows), by=by, budget="100%")
     every = [sentences(row) for row in found.rows.to_pylist()]
     assert all(any(r.startswith(("the views ", "the map moves")) for r in one) for one in every)
-    write_csv(found, tmp_path / "queue.csv")
-    with (tmp_path / "queue.csv").open(newline="") as file:
-        reasons = [row["reasons"] for row in csv.DictReader(file)]
+    reasons = [row["reasons"] for row in read_csv(found, tmp_path)]
     moves, drops = "the map moves", ("low confidence", "the prediction changes")
     hidden = {"stability": (moves,), "peum": ("(r = ",), "risk": (moves, *drops)}[by]
     for text in reasons:

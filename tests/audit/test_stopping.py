@@ -14,15 +14,8 @@ from scipy.stats import chisquare
 import equicam
 from equicam.errors import EquicamError
 from equicam.evaluate.statistics import upper_bound
-from equicam.runs.bounds import (
-    _Counts,
-    _is_wrong,
-    _more_reviews,
-    _percent,
-    arms_now,
-    bound_unopened,
-    count_verdicts,
-)
+from equicam.runs import bounds
+from equicam.runs.bounds import _Counts, _is_wrong, _more_reviews, arms_now, bound_unopened, count_verdicts
 from equicam.runs.log import Log
 from equicam.runs.queue_files import rank_again, read_queue
 from equicam.runs.verdicts import ReviewKey, ReviewLog
@@ -73,8 +66,8 @@ def test_no_hit_in_155():
     found = bound_unopened(counts(found=40))
     bound = 1 - 0.05 ** (1 / 155)
     assert (found.unopened, found.unopened_share, found.recall) == (9600, 0, 1)
-    bounds = found.outside_bound, found.unopened_bound, found.recall_bound
-    assert bounds == pytest.approx((bound, bound * 9755 / 9600, 40 / (40 + bound * 9755)))
+    stated = found.outside_bound, found.unopened_bound, found.recall_bound
+    assert stated == pytest.approx((bound, bound * 9755 / 9600, 40 / (40 + bound * 9755)))
     assert found.sentence == (
         "Of the 9,600 maps nobody opened at most 2 % are wrong (95 % confidence; 0 of 155 drawn at random were). "
         "The review has found 40 wrong maps, at least 17 % of all wrong maps."
@@ -99,15 +92,10 @@ def test_what_is_not_reviewed_is_stated():
     part = bound_unopened(counts(controls=160, wrong=1, found=9, queue_left=12)).sentence
     assert part.startswith("Of the 9,600 maps outside the queue that nobody opened at most 3.1 % are")
     assert "1 of 155 drawn at random was)" in part
-    for found, end in (
-        (
-            part,
-            "5 images of the control arm are not reviewed yet. 12 images of the queue are not reviewed yet.",
-        ),
-        (bound_unopened(counts(queue_left=1)).sentence, "1 image of the queue is not reviewed yet."),
-        (bound_unopened(counts()).sentence, "The review has found no wrong map."),
-    ):
-        assert found.endswith(end)
+    left = "5 images of the control arm are not reviewed yet. 12 images of the queue are not reviewed yet."
+    assert part.endswith(left)
+    assert bound_unopened(counts(queue_left=1)).sentence.endswith("1 image of the queue is not reviewed yet.")
+    assert bound_unopened(counts()).sentence.endswith("The review has found no wrong map.")
 
 
 def test_without_a_random_verdict_there_is_no_bound():
@@ -140,7 +128,7 @@ def test_where_nothing_is_left_the_count_is_exact():
 
 @pytest.mark.parametrize("share", [0.004, 0.0203, 0.05, 0.3, 0.777, 0.99951])
 def test_sentences_round_to_the_safe_side(share):
-    up, down = (float(_percent(share, up=up).removesuffix(" %")) / 100 for up in (True, False))
+    up, down = (float(bounds._percent(share, up=up).removesuffix(" %")) / 100 for up in (True, False))
     assert down - 1e-12 <= share <= up + 1e-12
     assert up - share <= 0.001
     assert share - down <= 0.01
@@ -190,7 +178,7 @@ def test_which_maps_are_wrong():
             "shortcut",
             "wrong-region shortcut supports",
             "second-reviewer shortcut",
-            "unsure shortcut shortcut",
+            "unsure" + 2 * " shortcut",
         ],
         None: ["supports shortcut", "unsure", "second-reviewer", "unsure supports"],
     }
@@ -397,12 +385,9 @@ def test_an_extension_ends_with_the_images():
     items = rows_of(30)
     found = triage_by_peum(items, budget=10, extended=[500], key=KEY)
     assert found.budget == found.rows.num_rows == 30
-    for extended, why in (
-        ([500, 1], "more needs images that are in no arm yet"),
-        ([0], "more needs a number of reviews from 1"),
-        ([-5], "more needs a number of reviews from 1"),
-    ):
-        with pytest.raises(EquicamError, match=why):
+    some = "a number of reviews from 1"
+    for extended, why in (([500, 1], "images that are in no arm yet"), ([0], some), ([-5], some)):
+        with pytest.raises(EquicamError, match=f"more needs {why}"):
             triage_by_peum(items, budget=10, extended=extended, key=KEY)
 
 
