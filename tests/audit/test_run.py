@@ -153,7 +153,9 @@ def test_ctrl_c_finishes_the_part_and_says_how_to_go_on(patches, whole, tmp_path
     assert [kind for kind in kinds if kind != "shard"] == ["started", "resumed", "completed"]
 
 
-def test_a_second_process_is_refused_by_the_number_of_the_first(patches, tmp_path):
+def test_a_second_process_and_a_folder_of_other_files_are_refused(patches, tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    assert "other files" in run_command("audit", patches, "--out", tmp_path, *OPTIONS, code=2)
     with (run := RunStore(tmp_path / "run")).writing():
         said = run_command("audit", patches, "--out", run.folder, *OPTIONS, code=2)
     assert f"process {os.getpid()} writing it" in said
@@ -179,16 +181,6 @@ def test_a_full_disk_is_said_and_loses_nothing(patches, whole, tmp_path):
     assert not list(out.rglob("*.tmp"))
     run_command(*arguments)
     assert rows(out) == rows(whole)
-
-
-def test_a_folder_that_cannot_be_is_refused_in_a_sentence(patches, tmp_path):
-    (tmp_path / "file").write_text("mine")
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "mine.txt").write_text("mine")
-    for out in (tmp_path / "file", Path("/proc/equicam"), tmp_path / "folder"):
-        said = run_command("audit", patches, "--out", out, *OPTIONS, code=2)
-        assert "Traceback" not in said
-        assert any(word in said for word in ("got a file", "Permission", "No such file", "other files"))
 
 
 def test_what_changed_is_named_and_not_resumed(patches, source, model, tmp_path):
@@ -262,13 +254,8 @@ def test_every_hostile_file_is_a_row_and_nothing_escapes(patches, tmp_path):
     for row in found:
         assert row["reason"] if row["status"] == "bad" else row["peum_score"] >= 0
         row["id"].encode()  # ids are text that any tool can read
-    for command, *options in (
-        ("triage", "--budget", "5"),
-        ("causal",),
-        ("report",),
-        ("verify", "--sample", "4"),
-    ):
-        run_command(command, out, *options)
+    for command in ("triage --budget 5", "causal", "report", "verify --sample 4"):
+        run_command(*command.split(), out)
     page = (out / "report.html").read_text()
     assert "<script" not in page
     assert "onload" not in page
@@ -314,12 +301,12 @@ def test_verify_names_what_was_tampered_with(patches, out, tmp_path):
     database.executescript("DROP TRIGGER no_change; UPDATE events SET payload = '{}' WHERE number = 1")
     database.close()
     said = run_command("verify", out, "--sample", "24", code=1)
-    named = (
-        "items/shard-000002.parquet is not as it was written",
+    for words in (
+        "shard-000002.parquet is not as it was written",
         "event 1 was changed",
         "0 recomputed images",
-    )
-    assert all(words in said for words in named), said
+    ):
+        assert words in said
     log_and_complete_again(forged)
     said = run_command("verify", forged, "--sample", "24", code=1)
     assert f"{table[1]['id']!r}: peum_score 0.00000, now" in said
@@ -375,11 +362,6 @@ def test_two_thousand_images_leave_memory_flat(tmp_path):
     late = max(v for k, v in sizes.items() if 50 < k < last)
     assert late < early + 60, sizes
     assert sizes[last] < early + 200, sizes
-
-
-@pytest.mark.parametrize("command", ["triage", "report", "verify"])
-def test_commands_refuse_what_is_no_run(tmp_path, command):
-    assert "no manifest.json in it; try equicam audit first" in run_command(command, tmp_path, code=2)
 
 
 @pytest.mark.parametrize("lost", ["parts", "all before the manifest", "the last event"])
@@ -488,6 +470,9 @@ def test_an_image_the_model_cannot_answer_is_a_row(patches, model, tmp_path):
 
 
 def test_a_command_that_was_refused_leaves_nothing_in_the_way_of_the_next(patches, tmp_path):
+    for no_run in ("triage", "report", "verify"):
+        said = run_command(no_run, tmp_path, code=2)
+        assert "no manifest.json in it; try equicam audit first" in said
     command = ("audit", patches, "--out", tmp_path / "run", "--views")
     run_command(*command, "2", "--method", "rollout", code=2)
     run_command(*command, "2")
