@@ -25,13 +25,8 @@ ENV = os.environ | {"COLUMNS": "200", "OMP_NUM_THREADS": "1", "PYTHONPATH": SOUR
 
 
 def equicam_process(*arguments: object, **options) -> subprocess.Popen:
-    return subprocess.Popen(
-        [*COMMAND, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        **{"env": ENV, **options},
-    )
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": ENV}
+    return subprocess.Popen([*COMMAND, *map(str, arguments)], **(piped | options))
 
 
 def equicam_command(*arguments: object, **options) -> tuple[int, str]:

@@ -32,17 +32,9 @@ HOSTILE = (
     "Z" + "\u0301" * 60 + "algo.png",
 )
 MISSING, CHANGED, BLANK, UNREADABLE = (f"slide-0{n}.png" for n in ("7/0031", "7/0032", "2/0007", "9/0001"))
-RANKED = pa.schema(
-    [
-        ("id", pa.string()),
-        ("arm", pa.string()),
-        ("rank", pa.int32()),
-        ("place", pa.int32()),
-        ("represents_rest", pa.bool_()),
-        ("peum_above", pa.float64()),
-        ("reasons", pa.list_(pa.struct([("code", pa.string()), ("values", pa.string())]))),
-    ]
-)
+KINDS = {"id": "string", "arm": "string", "rank": "int32", "place": "int32", "represents_rest": "bool"}
+REASONS = pa.list_(pa.struct([("code", pa.string()), ("values", pa.string())]))
+RANKED = pa.schema([*KINDS.items(), ("peum_above", "double"), ("reasons", REASONS)])
 
 
 @dataclass(frozen=True)
@@ -91,9 +83,8 @@ def fake_manifest(views=ANGLES, **given):
         "images": 0, "data": hashlib.sha256(b"data").hexdigest(),
         "versions": (("equicam", "0.1.0"), ("python", "3.11.9"), ("torch", "2.6.0"), ("numpy", "2.1.0")),
     }  # fmt: skip
-    return Manifest(
-        recipe=Recipe(views=views, fill="reflect", context="none", compiled=False), **plain | given
-    )
+    recipe = Recipe(views=views, fill="reflect", context="none", compiled=False)
+    return Manifest(recipe=recipe, **plain | given)
 
 
 def fake_run(folder, *, count=24, calibrate=12, bad=3, angles=ANGLES, draw_image=None):
@@ -121,17 +112,13 @@ def fake_run(folder, *, count=24, calibrate=12, bad=3, angles=ANGLES, draw_image
         label = "</td><b>tumour</b>" if i == 0 else ("normal", "tumour")[target]
         row = {"id": name, "path": str(path), "sha256": file_digest(path), "bytes": path.stat().st_size}
         row |= {"width": int(side), "height": int(side), "input_box": [0.0, 0.0, side, side]}
-        row |= {
-            "label": None if i % 5 == 4 else label,
-            "target": target,
-            "confidence": probs[0],
-            "status": "ok",
-        }
+        row |= {"label": None if i % 5 == 4 else label, "target": target}
+        row |= {"confidence": probs[0], "status": "ok"}
         row |= {"peum_score": float(peum.mean()), "stability_by_view": stable[: len(angles)].tolist()}
         row["stability"] = float(stable[1 : len(angles)].mean()) if len(angles) > 1 else None
         row |= {"flip_rate": flips.mean(), "views_kept": len(angles), "view_confidence": probs.tolist()}
-        row |= {"view_top1": np.where(flips, 1 - target, target).tolist()}
-        row |= {"view_agreement": agree[: len(angles)].tolist()}
+        tops = np.where(flips, 1 - target, target).tolist()
+        row |= {"view_top1": tops, "view_agreement": agree[: len(angles)].tolist()}
         row["flags"] = ["blank"] * (name == BLANK) + ["flipped"] * bool(flips.any())
         if i < calibrate:
             row["eq"] = float(np.clip(1 - 0.3 * unrest + 0.06 * rng.standard_normal(), -1, 1))
@@ -144,18 +131,14 @@ def fake_run(folder, *, count=24, calibrate=12, bad=3, angles=ANGLES, draw_image
             ImageOps.invert(image).save(path)
     for i in range(bad):
         name = UNREADABLE if i == 0 else f"broken-{i:03d}<b>.tif"
-        text = (
-            f"image {name!r} needs a file that can be read whole, got truncated bytes; try a fresh copy of it"
-        )
+        text = f"image {name!r} needs a file that can be read whole, got truncated bytes; try a fresh copy"
         reason = Reason("unreadable", {"error": "EquicamError", "message": text}).to_row()
         row = {"id": name, "path": f"/nowhere/{i}", "status": "bad"}
         rows.append(row | {"reason": reason["code"], "reason_values": reason["values"]})
         items.append(Item(name, folder / "nowhere"))
-    manifest = fake_manifest(
-        angles, calibration_size=calibrate, source=str(folder / "images"), images=len(items)
-    )
+    facts = {"calibration_size": calibrate, "source": str(folder / "images"), "images": len(items)}
     run = RunStore(folder / "run")
-    run.begin(manifest, items, ids[:calibrate])
+    run.begin(fake_manifest(angles, **facts), items, ids[:calibrate])
     run.write_shard(0, pa.Table.from_pylist(rows, schema=ITEMS), pa.Table.from_pylist(maps, schema=MAPS))
     log = Log(run.folder)
     log.add("started", {"pending": 1, "shards": 1})
@@ -168,9 +151,8 @@ def triaged(run, *, queue=16, controls=3):
     ok = [row for row in run.read_items().to_pylist() if row["status"] == "ok"]
     ok.sort(key=lambda row: ("blank" not in row["flags"], -row["peum_score"]))
     ranked = list(enumerate(ok, start=1))
-    chosen = [(n, row, "queue") for n, row in ranked[:queue]] + [
-        (n, row, "control") for n, row in ranked[::-1][:controls]
-    ]
+    chosen = [(n, row, "queue") for n, row in ranked[:queue]]
+    chosen += [(n, row, "control") for n, row in ranked[::-1][:controls]]
     rows, known = [], sorted(row["peum_score"] for row in ok if "blank" not in row["flags"])
     for place, (rank, row, arm) in enumerate(reversed(chosen), start=1):
         above = round(100 * (1 - rank / len(ok)))
@@ -192,33 +174,16 @@ def triaged(run, *, queue=16, controls=3):
         calibrated,
     )
     unstable = Unstable("5 of 24 maps (20.8 %) have a stability below 0.5, 5 of them in the queue")
-    return SimpleNamespace(
-        rows=pa.Table.from_pylist(rows, schema=RANKED),
-        by="peum",
-        quotas={},
-        unstable=unstable,
-        quality=worth if calibrated else None,
-    )
+    facts = {"by": "peum", "quotas": {}, "unstable": unstable, "quality": worth if calibrated else None}
+    return SimpleNamespace(rows=pa.Table.from_pylist(rows, schema=RANKED), **facts)
 
 
 def image_row(name, stability=0.6, **more):
     """The row of an image that six views explained; what `more` does not say is unremarkable."""
-    row = {
-        "id": name,
-        "path": f"images/{name}.png",
-        "status": "ok",
-        "flags": [],
-        "target": 0,
-        "confidence": 0.9,
-    }
-    row |= {
-        "peum_score": 0.01,
-        "stability": stability,
-        "stability_by_view": [1.0] + [0.6] * 5,
-        "views_kept": 6,
-    }
-    row |= {"view_confidence": [0.8] * 6, "view_top1": [0] * 6, "view_agreement": [0.9] * 6}
-    return row | more
+    row = {"id": name, "path": f"images/{name}.png", "status": "ok", "flags": [], "target": 0}
+    row |= {"confidence": 0.9, "peum_score": 0.01, "stability": stability, "views_kept": 6}
+    row |= {"stability_by_view": [1.0] + [0.6] * 5, "view_confidence": [0.8] * 6}
+    return row | {"view_top1": [0] * 6, "view_agreement": [0.9] * 6} | more
 
 
 def table(rows):

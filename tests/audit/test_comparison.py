@@ -31,20 +31,23 @@ def symmetric(patches, tmp_path_factory):
     return equicam.audit(patches, model, out, views=6, shard_size=4).folder
 
 
+@pytest.fixture
+def other(whole, tmp_path):
+    """A copy of the finished run, for a test that changes it."""
+    return shutil.copytree(whole, tmp_path / "other")
+
+
 def rewrite(folder, change):
     """The rows of a run, shard by shard, as `change` returns them."""
     store = RunStore(folder)
-    for number in range(store.shard_count):
-        path = store.path("items", number)
+    for path in (store.path("items", number) for number in range(store.shard_count)):
         rows = [row for row in map(change, pq.read_table(path).to_pylist()) if row]
         pq.write_table(pa.Table.from_pylist(rows, schema=pq.read_schema(path)), path)
 
 
 def test_a_run_compared_with_itself_shows_no_difference(whole):
     found = equicam.compare(whole, equicam.open_run(whole))
-    assert found.direction == "no difference shown"
-    assert found.images == PATCHES
-    assert not found.notes
+    assert (found.direction, found.images, found.notes) == ("no difference shown", PATCHES, [])
     for name, one in found.differences.items():
         assert one.first == one.second, name
         assert (one.difference.value, one.difference.low, one.difference.high) == (0, 0, 0), name
@@ -55,9 +58,8 @@ def test_a_run_compared_with_itself_shows_no_difference(whole):
 
 def test_differences_are_those_of_the_pairs(whole, symmetric):
     found = equicam.compare(whole, symmetric)
-    before, after = (
-        {row["id"]: row for row in equicam.open_run(run).items.to_pylist()} for run in (whole, symmetric)
-    )
+    tables = (equicam.open_run(run).items.to_pylist() for run in (whole, symmetric))
+    before, after = ({row["id"]: row for row in rows} for rows in tables)
     names = sorted(before)
     for metric, column in (("stability", "stability"), ("peum", "peum_score"), ("flip_rate", "flip_rate")):
         kept = [n for n in names if not {"blank", "constant"} & {*before[n]["flags"], *after[n]["flags"]}]
@@ -68,9 +70,8 @@ def test_differences_are_those_of_the_pairs(whole, symmetric):
         assert one.n == len(kept) >= MIN_PAIRS
         assert one.value == pytest.approx(d.mean(), abs=1e-6)
         slow = scipy.stats.bootstrap((d,), np.mean, n_resamples=4000, method="percentile", rng=1)
-        width = one.high - one.low
-        assert one.low == pytest.approx(slow.confidence_interval.low, abs=0.1 * width), metric
-        assert one.high == pytest.approx(slow.confidence_interval.high, abs=0.1 * width), metric
+        tolerance = 0.1 * (one.high - one.low)
+        assert (one.low, one.high) == pytest.approx(tuple(slow.confidence_interval), abs=tolerance), metric
     steady = [[rows[n]["steadiness"] == "steady" for n in names] for rows in (before, after)]
     share = found.differences["steady"]
     assert (share.first, share.second) == pytest.approx((np.mean(steady[0]), np.mean(steady[1])))
@@ -82,8 +83,8 @@ def test_differences_are_those_of_the_pairs(whole, symmetric):
     assert (first.first, first.second) == (before[first.id]["stability"], after[first.id]["stability"])
     assert found.other_targets == sum(before[n]["target"] != after[n]["target"] for n in names)
     assert found.sentence.startswith("The maps of") == (2 * found.other_targets <= len(names))
-    other = replace(found, direction="does not compare", other_targets=len(names) // 2 + 1)
-    assert other.sentence.startswith(f"The runs explain different classes in {len(names) // 2 + 1} of")
+    apart = replace(found, direction="does not compare", other_targets=len(names) // 2 + 1)
+    assert apart.sentence.startswith(f"The runs explain different classes in {len(names) // 2 + 1} of")
 
 
 def test_a_steadier_model_is_found_and_the_command_is_a_gate(whole, symmetric, tmp_path):
@@ -92,15 +93,12 @@ def test_a_steadier_model_is_found_and_the_command_is_a_gate(whole, symmetric, t
     assert better.became_steady == worse.became_unsteady > 10
     a, b = worse.differences["stability"].difference, better.differences["stability"].difference
     assert (a.value, a.low, a.high) == pytest.approx((-b.value, -b.high, -b.low))
-    page = tmp_path / "pages" / "compare.html"
-    output = run_command("compare", symmetric, whole, "--out", page, code=3)
+    output = run_command("compare", symmetric, whole, "--out", page := tmp_path / "pages" / "c.html", code=3)
     assert "The maps of 'run' are less steady than those of 'symmetric'" in output
     assert page.is_file()
     document = json.loads(run_command("compare", whole, symmetric, "--json", "--quiet"))
-    assert document["direction"] == "steadier"
+    assert (document["direction"], document["report"], len(document["changes"])) == ("steadier", None, 20)
     assert document["differences"]["stability"]["difference"]["low"] > 0
-    assert document["report"] is None
-    assert len(document["changes"]) == 20
     assert "manifest.json" in run_command("compare", whole, tmp_path, code=2)
     pdf = run_command("compare", whole, symmetric, "--out", tmp_path / "compare.pdf", code=2)
     assert "ends in .html" in pdf
@@ -155,21 +153,19 @@ def test_images_that_cannot_be_explained_any_more_are_less_steady(steady):
     before, after = steady
     rewrite(after, lambda row: row | STEADY | ({"status": "bad"} if int(row["id"][:2]) % 2 else {}))
     found = equicam.compare(before, after)
-    assert len(found.pairs.lost) == PATCHES // 2
-    assert found.images == PATCHES // 2
+    assert len(found.pairs.lost) == found.images == PATCHES // 2
     assert found.direction == "less steady"
     assert any("could not explain images that before explains" in line for line in found.notes)
-    assert found.to_json()["unmatched"]["lost"] == [name for name, _ in found.pairs.lost]
-    assert found.to_json()["unmatched"]["only_first"] == []
+    unmatched = found.to_json()["unmatched"]
+    assert (unmatched["lost"], unmatched["only_first"]) == ([name for name, _ in found.pairs.lost], [])
 
 
-def test_maps_of_other_classes_do_not_compare(whole, tmp_path):
-    after = shutil.copytree(whole, tmp_path / "after")
-    rewrite(after, lambda row: row | {"target": 1 - row["target"]})
-    found = equicam.compare(whole, after)
+def test_maps_of_other_classes_do_not_compare(whole, other):
+    rewrite(other, lambda row: row | {"target": 1 - row["target"]})
+    found = equicam.compare(whole, other)
     assert found.direction == "does not compare"
     assert found.sentence.startswith("The runs explain different classes in 24 of 24 images")
-    run_command("compare", whole, after, code=3)
+    run_command("compare", whole, other, code=3)
 
 
 def test_a_handful_of_images_shows_no_difference(whole, symmetric, tmp_path):
@@ -194,8 +190,7 @@ def test_a_handful_of_images_shows_no_difference(whole, symmetric, tmp_path):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_only_like_is_compared(whole, tmp_path, change, named):
-    other = shutil.copytree(whole, tmp_path / "other")
+def test_only_like_is_compared(whole, other, change, named):
     change_manifest(other, change)
     with pytest.raises(EquicamError, match=named):
         equicam.compare(whole, other)
@@ -207,8 +202,7 @@ def change_manifest(folder, change):
     (folder / "manifest.json").write_text(json.dumps(manifest | change | {"recipe": recipe}))
 
 
-def test_how_a_run_was_computed_does_not_matter(whole, tmp_path):
-    other = shutil.copytree(whole, tmp_path / "other")
+def test_how_a_run_was_computed_does_not_matter(whole, other):
     views = json.loads((whole / "manifest.json").read_text())["recipe"]["views"]
     recipe = {"views": views[::-1], "seed": 5, "compiled": True}
     change_manifest(other, {"recipe": recipe, "layer": "layer3", "device": "cuda"})
@@ -225,8 +219,7 @@ def test_images_without_a_partner_are_counted_and_named(whole, symmetric, tmp_pa
     found = equicam.compare(first, second)
     assert found.images == PATCHES - 4
     assert (found.pairs.only_first, found.pairs.only_second) == (("05.png", "06.png"), ())
-    assert [name for name, _ in found.pairs.gained] == ["03.png"]
-    assert found.pairs.other_content == ("07.png",)
+    assert ([name for name, _ in found.pairs.gained], found.pairs.other_content) == (["03.png"], ("07.png",))
     assert "left out, only in copy: 2 (05.png, 06.png)" in found.notes
     assert "left out, another image under the same name: 1 (07.png)" in found.notes
     assert found.to_json()["unmatched"]["other_content"] == ["07.png"]
@@ -234,8 +227,7 @@ def test_images_without_a_partner_are_counted_and_named(whole, symmetric, tmp_pa
     assert ids[0] == ids[1] == sorted(ids[0])
 
 
-def test_runs_without_common_images_or_stability_are_refused(whole, tmp_path):
-    other = shutil.copytree(whole, tmp_path / "other")
+def test_runs_without_common_images_or_stability_are_refused(whole, other):
     rewrite(other, lambda row: row | {"stability": None, "stability_by_view": None})
     with pytest.raises(EquicamError, match="24 images explained in both, none of them with a stability"):
         equicam.compare(whole, other)
@@ -245,9 +237,8 @@ def test_runs_without_common_images_or_stability_are_refused(whole, tmp_path):
 
 
 def test_the_page_shows_both_maps_and_is_safe(tmp_path):
-    first, second = fake_run(tmp_path / "a"), fake_run(tmp_path / "b")
-    (tmp_path / "a" / "run").rename(tmp_path / "a" / "<b>before")
-    first = RunStore(tmp_path / "a" / "<b>before")
+    first, second = fake_run(tmp_path / "a").folder, fake_run(tmp_path / "b").folder
+    first = first.rename(first.with_name("<b>before"))
 
     def moved(row):
         if row["status"] != "ok":
@@ -255,17 +246,14 @@ def test_the_page_shows_both_maps_and_is_safe(tmp_path):
         row["steadiness"] = "<i>steady</i>" if row["id"] == HOSTILE[0] else "steady"
         return row | {"stability": -1.0 if row["id"] in HOSTILE else row["stability"], "target": 1}
 
-    rewrite(second.folder, moved)
-    found = equicam.compare(equicam.open_run(first.folder), equicam.open_run(second.folder))
+    rewrite(second, moved)
+    found = equicam.compare(first, second)
     assert set(HOSTILE[:3]) <= {one.id for one in found.changes}
-    text = found.report(tmp_path / "compare.html").read_text()
-    page = Page(text)
+    page = Page(found.report(tmp_path / "compare.html").read_text())
     assert not page.every("script")
     assert all(image["src"].startswith("data:image/jpeg;base64,") for image in page.every("img"))
     assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
-    assert "<script>alert(1)</script>.png" in page.text
-    assert "<b>before" in page.text
-    assert "<i>steady</i>" in page.text
-    assert found.sentence in page.text
+    for text in ("<script>alert(1)</script>.png", "<b>before", "<i>steady</i>", found.sentence):
+        assert text in page.text
     assert page.text.count("Second run , map") == len(found.changes)
     json.dumps(found.to_json(), allow_nan=False)

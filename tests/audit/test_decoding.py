@@ -29,6 +29,11 @@ def eyes():
 
 
 @pytest.fixture(scope="module")
+def good(items):
+    return [item for item in items if not item.id.startswith("05")]
+
+
+@pytest.fixture(scope="module")
 def items(tmp_path_factory):
     folder = tmp_path_factory.mktemp("images")
     rng = np.random.default_rng(0)
@@ -50,13 +55,11 @@ def shared(x):
 
 @pytest.mark.parametrize("known", [True, False])
 def test_every_part_has_the_pixels_opened_here(eyes, items, known):
-    size = input_bytes(equicam.load("embedded"))
-    parts = by_parts(items, 2)
+    size, parts = input_bytes(equicam.load("embedded")), by_parts(items, 2)
     assert len(parts) > SHARDS_AHEAD + 1, "places must come round again"
     alone = [decode_image(item, *eyes) for item in items]
     assert all(one.x is None or one.x.nbytes == size for one in alone)
-    settings = {"image_bytes": size, "shard_size": 2} if known else {}
-    seen = []
+    settings, seen = {"image_bytes": size, "shard_size": 2} if known else {}, []
     with closing(DecoderPool(*eyes, workers=2, **settings)) as decoders:
         for found in decoders.decode_shards(parts):
             time.sleep(0.3)  # for the parts ahead to be opened: they must leave these pixels alone
@@ -75,14 +78,12 @@ def _by_brightness(image):
     return np.full((3, side, side), float(np.asarray(image).mean()), np.float32)
 
 
-def test_an_image_of_another_size_is_sent(items, eyes):
-    good = [item for item in items if not item.id.startswith("05")]
+def test_an_image_of_another_size_is_sent(good, eyes):
     alone = [decode_image(item, _by_brightness, eyes[1]).x for item in good]
     assert {x.shape[-1] for x in alone} == {6, 8}
     for part in (3, 2):  # also more images than a part was said to have
-        options = {"image_bytes": 8 * 8 * 3 * 4, "shard_size": part}
+        options, seen = {"image_bytes": 8 * 8 * 3 * 4, "shard_size": part}, []
         with closing(DecoderPool(_by_brightness, eyes[1], workers=2, **options)) as decoders:
-            seen = []
             for found in decoders.decode_shards(by_parts(good, 3)):
                 time.sleep(0.1)
                 seen += [one.x.copy() for one in found]
@@ -96,12 +97,10 @@ def _deadly(killer, image):
     return np.asarray(image, np.float32).transpose(2, 0, 1).copy()
 
 
-def test_pixels_are_right_after_an_image_killed_its_worker(items, eyes):
-    good = [item for item in items if not item.id.startswith("05")]
+def test_pixels_are_right_after_an_image_killed_its_worker(good, eyes):
     firsts = [int(np.asarray(Image.open(item.path))[0, 0, 0]) for item in good]
     assert firsts.count(firsts[3]) == 1
-    prepare = partial(_deadly, firsts[3])
-    options = {"image_bytes": 96 * 96 * 3 * 4, "shard_size": 2}
+    prepare, options = partial(_deadly, firsts[3]), {"image_bytes": 96 * 96 * 3 * 4, "shard_size": 2}
     with closing(DecoderPool(prepare, eyes[1], workers=2, **options)) as decoders:
         first = decoders._buffer
         found = (one for part in decoders.decode_shards(by_parts(good, 2)) for one in part)
@@ -142,11 +141,10 @@ def test_whatever_preprocessing_raises_is_the_reason_in_audit_and_evaluation(ite
     def fails(_image):
         raise error
 
-    found = decode_image(items[0], fails, eyes[1])
+    found, loaded = decode_image(items[0], fails, eyes[1]), load_or_reason(fails, items[0])
     assert (found.x, found.reason.code) == (None, "unreadable")
     assert found.reason.values["error"] == type(error).__name__
     assert found.sha256 is not None
-    loaded = load_or_reason(fails, items[0])
     assert (loaded.x, loaded.reason) == (None, describe(found.reason))
 
 

@@ -12,7 +12,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -22,24 +21,21 @@ import equicam
 from equicam.audit import compute
 from equicam.audit.compute import AuditJob
 from equicam.demo import synthetic_patches
-from equicam.engines import devices
+from equicam.engines import devices, ray
 from equicam.engines.devices import Devices
 from equicam.engines.worker import ModelCopy, ModelFromName, SharedFolder
 from equicam.errors import EquicamError
+from equicam.images.sources import find_items
 from equicam.models.images import VisibleBoxes
-from equicam.reasons import Reason, describe
 from equicam.runs.store import RunStore
-from tests.audit.conftest import ENV, OPTIONS, equicam_command, equicam_process, run_command
-from tests.audit.test_run import drawn, rows
+from tests.audit.conftest import ENV, OPTIONS, equicam_process, run_command
+from tests.audit.test_run import rows, same
 from tests.conftest import recipe
 
 SMALL = {"object_store_memory": 300_000_000, "include_dashboard": False, "log_to_driver": False}
+TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 # a cluster of the tests' own, which nobody else can use
-RAY_ENV = ENV | {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_AUTH_MODE": "token",
-    "RAY_AUTH_TOKEN": secrets.token_hex(32),
-}
+RAY_ENV = ENV | TOKEN | {"RAY_USAGE_STATS_ENABLED": "0"}
 HAS_RAY = importlib.util.find_spec("ray") is not None
 ray_there = pytest.mark.skipif(not HAS_RAY, reason="equicam[ray] is not installed")
 ON_RAY = recipe("run.engine = 'ray'", "run.actors = 2")
@@ -47,8 +43,14 @@ EIGHT_ON_RAY = ("run.engine = 'ray'", "run.actors = 2", "run.shard_size = 8")
 BY_EIGHT_ON_RAY = recipe(*EIGHT_ON_RAY)
 
 
-def same(one: Path, other: Path) -> bool:
-    return rows(one) == rows(other) and drawn(one) == drawn(other)
+@pytest.fixture
+def model():
+    return equicam.load("embedded")
+
+
+@pytest.fixture(scope="module")
+def items(patches):
+    return find_items(patches)
 
 
 def shards(run: Path) -> list[Path]:
@@ -57,12 +59,10 @@ def shards(run: Path) -> list[Path]:
 
 def job(run: Path, **changed) -> AuditJob:
     source = ModelFromName("embedded")
-    told = AuditJob(
-        folder=SharedFolder.at(run / "manifest.json"), manifest=RunStore(run).manifest,
-        calibration=frozenset(), model_source=source, preprocessing=source.preprocessing_only(equicam.load("embedded")),
-        workers=1, image_bytes=0,
-    )  # fmt: skip
-    return replace(told, **changed)
+    folder, manifest = SharedFolder.at(run / "manifest.json"), RunStore(run).manifest
+    preprocessing = source.preprocessing_only(equicam.load("embedded"))
+    options = {"workers": 1, "image_bytes": 0, "model_source": source, "preprocessing": preprocessing}
+    return AuditJob(folder=folder, manifest=manifest, calibration=frozenset(), **options | changed)
 
 
 @pytest.mark.slow
@@ -73,25 +73,22 @@ def test_two_devices_write_the_rows_of_one(patches, whole, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_devices_evaluate_as_one(patches, tmp_path):
-    model = equicam.load("embedded")
+def test_two_devices_evaluate_as_one(patches, model, tmp_path):
     options = {"methods": ["grad-cam", "grad-cam@random-weights"], "scores": ["eq", "insertion"]}
     one = equicam.evaluate(model, patches, **options, out=tmp_path / "one.parquet")
     options["engine"] = Devices(("cpu", "cpu"))
     two = equicam.evaluate(model, patches, **options, out=tmp_path / "two.parquet")
     assert one.num_rows > 24
-    assert repr(two.to_pylist()) == repr(one.to_pylist())  # as text, for NaN is what no NaN equals
-    assert repr(pq.read_table(tmp_path / "two.parquet").to_pylist()) == repr(one.to_pylist())
+    for other in (two, pq.read_table(tmp_path / "two.parquet")):
+        assert repr(other.to_pylist()) == repr(one.to_pylist())  # as text, for NaN is what no NaN equals
 
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_is_named_and_what_is_written_stays(patches, whole, tmp_path):
-    out = tmp_path / "run"
-    command = ("audit", patches, "--out", out, *OPTIONS, "--device", "cpu,cpu")
+    command = ("audit", patches, "--out", out := tmp_path / "run", *OPTIONS, "--device", "cpu,cpu")
     process = equicam_process(*command)
-    killed = _kill_one(process, "spawn_main", lambda: shards(out))
+    assert _kill_one(process, "spawn_main", lambda: shards(out))
     said, _ = process.communicate(timeout=120)
-    assert killed
     assert process.returncode == 2
     assert "the worker on cpu" in said
     assert "signal 9" in said
@@ -104,58 +101,38 @@ def test_a_worker_that_is_killed_is_named_and_what_is_written_stays(patches, who
 
 
 @pytest.mark.slow
-def test_a_worker_says_what_is_wrong_with_it(patches, whole, tmp_path):
-    parts = [(0, equicam.images.sources.find_items(patches)[:4])]
+def test_a_worker_says_what_is_wrong_with_it(items, whole, tmp_path):
+    manifest, folder = RunStore(whole).manifest, job(whole).folder
     for changed, word in (
-        ({"manifest": replace(RunStore(whole).manifest, weights="0" * 64)}, "the run's weights"),
+        ({"manifest": replace(manifest, weights="0" * 64)}, "the run's weights"),
         ({"folder": SharedFolder(str(tmp_path), "manifest.json", "0")}, "a folder that all machines share"),
-        ({"folder": replace(job(whole).folder, sha256="0")}, "got another one"),
-        ({"manifest": replace(RunStore(whole).manifest, versions=(("torch", "1.0"),))}, "torch was"),
+        ({"folder": replace(folder, sha256="0")}, "got another one"),
+        ({"manifest": replace(manifest, versions=(("torch", "1.0"),))}, "torch was"),
     ):
+        work = replace(job(whole), **changed)
         with pytest.raises(EquicamError, match=word):
-            list(Devices(("cpu", "cpu"), ModelFromName("embedded")).work(job(whole, **changed), parts))
+            list(Devices(("cpu", "cpu"), ModelFromName("embedded")).work(work, [(0, items[:4])]))
 
 
-def test_a_part_that_is_there_is_not_written_again(patches, whole):
-    path = RunStore(whole).path("items", 0)
+def test_a_part_that_is_there_is_not_written_again(items, whole):
+    path, work = RunStore(whole).path("items", 0), job(whole)
     before = path.stat().st_mtime_ns
-    items = equicam.images.sources.find_items(patches)[:4]
-    work = job(whole)
-    work.prepare("cpu")(0, work.decode((0, items)))
+    work.prepare("cpu")(0, work.decode((0, items[:4])))
     assert path.stat().st_mtime_ns == before
 
 
-def test_an_image_that_kills_its_opener_is_a_row(patches, whole):
-    items = equicam.images.sources.find_items(patches)[:3]
-    deadly = replace(equicam.load("embedded"), preprocess=_dies_of_one(np.asarray(Image.open(items[1].path))))
-    work = job(whole, preprocessing=deadly)
-    found = work.decode((99, items))
-    assert [o.reason is None for o in found] == [True, False, True]
-    assert found[1].reason == Reason("killed-decoder")
-    assert "killed the process" in describe(found[1].reason)
-
-
-def test_the_visible_boxes_of_a_shard_are_computed_once_per_size(patches, whole, monkeypatch):
+def test_the_visible_boxes_of_a_shard_are_computed_once_per_size(items, whole, monkeypatch):
     built = []
     monkeypatch.setattr(compute, "VisibleBoxes", lambda model: built.append(1) or VisibleBoxes(model))
-    items = equicam.images.sources.find_items(patches)[:4]
-    assert len(job(whole).decode((98, items))) == 4
+    assert len(job(whole).decode((98, items[:4]))) == 4
     assert len(built) == 1
 
 
-def _dies_of_one(pixels):
-    usual = equicam.load("embedded").preprocess
-    return lambda image: os._exit(9) if (np.asarray(image) == pixels).all() else usual(image)
-
-
-def test_what_cannot_be_sent_is_refused(patches, whole, tmp_path):
-    model = replace(equicam.load("embedded"), preprocess=lambda image: image)
+def test_what_cannot_be_sent_is_refused(model, whole):
+    unsendable = replace(model, preprocess=lambda image: image)
+    work = job(whole, model_source=ModelCopy(unsendable), preprocessing=unsendable)
     with pytest.raises(EquicamError, match="that can be pickled"):
-        list(Devices(("cpu", "cpu")).work(job_with(model, whole), [(0, []), (1, [])]))
-
-
-def job_with(model, folder) -> AuditJob:
-    return job(folder, model_source=ModelCopy(model), preprocessing=model)
+        list(Devices(("cpu", "cpu")).work(work, [(0, []), (1, [])]))
 
 
 @pytest.mark.parametrize(
@@ -169,13 +146,11 @@ def job_with(model, folder) -> AuditJob:
     ],
 )
 def test_engines_that_make_no_sense_are_refused(patches, tmp_path, options, word):
-    said = run_command("audit", patches, "--out", tmp_path / "run", *options, code=2)
-    assert word in said
+    assert word in run_command("audit", patches, "--out", tmp_path / "run", *options, code=2)
     assert not (tmp_path / "run").exists()
 
 
-def test_an_engine_needs_files_on_both_sides(patches, tmp_path):
-    model = equicam.load("embedded")
+def test_an_engine_needs_files_on_both_sides(patches, model, tmp_path):
     two = Devices(("cpu", "cpu"))
     with pytest.raises(EquicamError, match="a file for the rows"):
         equicam.evaluate(model, patches, engine=two)
@@ -184,11 +159,9 @@ def test_an_engine_needs_files_on_both_sides(patches, tmp_path):
 
 
 def test_without_ray_its_extra_is_named(monkeypatch):
-    from equicam.engines import ray as cluster
-
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(EquicamError, match=r"pip install 'equicam\[ray\]'"):
-        cluster.best_device("somewhere:6379")
+        ray.best_device("somewhere:6379")
 
 
 IN_ONE_RAY = """
@@ -230,8 +203,7 @@ def test_ray_writes_the_rows_of_one_process(patches, whole, tmp_path):
 @pytest.fixture(scope="module")
 def many(tmp_path_factory) -> Path:
     """Three hundred synthetic patches."""
-    folder = tmp_path_factory.mktemp("many")
-    patches = synthetic_patches()
+    folder, patches = tmp_path_factory.mktemp("many"), synthetic_patches()
     for i, patch in enumerate([*patches, *(patch.rotate(90) for patch in patches[:100])]):
         patch.save(folder / f"{i:03d}.png")
     return folder
@@ -258,18 +230,10 @@ def test_ray_evaluates_as_one_process(patches, tmp_path):
 
 @pytest.mark.slow
 @ray_there
-def test_ray_writes_three_hundred_rows_of_one_process(many, whole_of_many, tmp_path):
-    out = tmp_path / "run"
-    run_command("audit", many, "--out", out, *BY_EIGHT_ON_RAY)
-    assert same(out, whole_of_many)
-
-
-@pytest.mark.slow
-@ray_there
-def test_an_actor_is_killed_and_no_row_is_missing_or_doubled(many, whole_of_many, tmp_path):
-    out = tmp_path / "run"
-    process = equicam_process("audit", many, "--out", out, *BY_EIGHT_ON_RAY)
-    for goal in (2, 10):
+@pytest.mark.parametrize("goals", [(), (2, 10)], ids=["undisturbed", "killed"])
+def test_actors_are_killed_and_no_row_is_missing_or_doubled(many, whole_of_many, tmp_path, goals):
+    process = equicam_process("audit", many, "--out", out := tmp_path / "run", *BY_EIGHT_ON_RAY)
+    for goal in goals:
         assert _kill_one(process, "ray::MapWorker", lambda goal=goal: len(shards(out)) >= goal)
     said, _ = process.communicate(timeout=400)
     assert process.returncode == 0, said
@@ -288,13 +252,11 @@ def test_the_head_goes_and_comes_back(many, whole_of_many, tmp_path):
             assert process.poll() is None, process.communicate()[0]
             time.sleep(0.05)
         stop()
-        said, _ = process.communicate(timeout=300)
+        process.communicate(timeout=300)
     assert process.returncode != 0
-    there = len(shards(out))
-    assert 5 <= there < 38
+    assert 5 <= len(shards(out)) < 38
     with _head() as (address, _):
-        code, said = equicam_command(*options, env=RAY_ENV | {"RAY_ADDRESS": address})
-    assert code == 0, said
+        run_command(*options, env=RAY_ENV | {"RAY_ADDRESS": address})
     assert same(out, whole_of_many)
 
 
@@ -335,10 +297,9 @@ print("most", most, "ready", len(list(folder.glob("ready-*"))))
 @pytest.mark.slow
 @ray_there
 def test_opening_waits_for_computing_and_the_model_is_loaded_once(tmp_path):
-    said = run_script(WAITING, tmp_path).split()
-    most, ready = int(said[1]), int(said[3])
-    assert most <= 10  # of 40: five parts' worth of memory, and those that were being opened
-    assert ready == 1
+    _, most, _, ready = run_script(WAITING, tmp_path).split()
+    assert int(most) <= 10  # of 40: five parts' worth of memory, and those that were being opened
+    assert int(ready) == 1
 
 
 NODES = """
@@ -375,17 +336,19 @@ def test_a_node_is_lost_and_the_others_finish(many, whole_of_many, tmp_path):
     assert same(tmp_path / "run", whole_of_many)
 
 
+HEAD = """
+import ray, time
+found = ray.init("local", num_cpus=4, **{small!r})
+print(found.address_info["gcs_address"], flush=True)
+time.sleep(3600)
+"""
+
+
 @contextlib.contextmanager
 def _head():
     """A Ray head of this test's own, in processes that can be killed at once: its address, and what stops it."""
-    code = (
-        "import ray, time\n"
-        f"found = ray.init('local', num_cpus=4, **{SMALL!r})\n"
-        "print(found.address_info['gcs_address'], flush=True)\n"
-        "time.sleep(3600)\n"
-    )
     piped = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-    process = subprocess.Popen([sys.executable, "-c", code], env=RAY_ENV, **piped)
+    process = subprocess.Popen([sys.executable, "-c", HEAD.format(small=SMALL)], env=RAY_ENV, **piped)
 
     def stop():
         for pid in [*_children_of(process.pid), process.pid]:
@@ -429,8 +392,7 @@ def _kill_one(process, title: str, when) -> bool:
     return False
 
 
-def test_a_model_that_is_sent_is_a_copy_of_its_own():
-    model = equicam.load("embedded")
+def test_a_model_that_is_sent_is_a_copy_of_its_own(model):
     copied = ModelCopy.copy_of(model).model.module
     mine, theirs = model.module.state_dict(), copied.state_dict()
     assert mine.keys() == theirs.keys()

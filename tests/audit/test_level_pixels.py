@@ -1,5 +1,6 @@
 """Images travel as 8-bit levels and arrive as the numbers of the preprocessing, to the bit."""
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,11 @@ from equicam.rasters.windows import WindowPixels
 from equicam.runtime.pending import numbers_of_levels, to_device
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return equicam.load("embedded")
 
 
 def photo(seed, size=(120, 90)):
@@ -41,13 +47,11 @@ def decoded(seed, pixels):
 
 
 @pytest.mark.parametrize("make", [photo, window])
-def test_levels_stand_for_the_numbers_of_the_preprocessing(make):
-    model = equicam.load("embedded")
-    preprocess = compact_preprocessing(model, "none")
+def test_levels_stand_for_the_numbers_of_the_preprocessing(model, make):
     images = [make(seed) for seed in range(3)]
     expected = np.stack([preprocess_to_array(model, one) for one in images])
     assert expected.std() > 0.02
-    found = [preprocess(one) for one in images]
+    found = [*map(compact_preprocessing(model, "none"), images)]
     assert all(isinstance(one, LevelPixels) for one in found)
     assert np.array_equal(np.stack([one.to_numbers() for one in found]), expected)
     sent = numbers_of_levels(to_device([one.levels for one in found], CPU), found[0].numbers)
@@ -56,59 +60,45 @@ def test_levels_stand_for_the_numbers_of_the_preprocessing(make):
     assert np.array_equal(_send(shard, CPU).numpy(), expected)
 
 
-@pytest.mark.parametrize(
-    "pixels",
-    [window(1, np.uint16), window(1, np.float32), window(1, missing=True)],
-    ids=["16-bit", "float", "no data"],
-)
-def test_other_windows_are_numbers_from_the_start(pixels):
-    model = equicam.load("embedded")
-    assert window_levels(model, pixels) is None
-    found = compact_preprocessing(model, "none")(pixels)
-    assert np.array_equal(found, preprocess_to_array(model, pixels))
+def test_other_windows_are_numbers_from_the_start(model):
+    for pixels in (window(1, np.uint16), window(1, np.float32), window(1, missing=True)):
+        assert window_levels(model, pixels) is None
+        found = compact_preprocessing(model, "none")(pixels)
+        assert np.array_equal(found, preprocess_to_array(model, pixels))
 
 
-def test_a_shard_may_mix_levels_tables_and_numbers():
-    model = equicam.load("embedded")
-    preprocess = compact_preprocessing(model, "none")
+def test_a_shard_may_mix_levels_tables_and_numbers(model):
     shard = [window(0), window(1, np.float32), window(2, std=(0.1, 0.2, 0.3)), window(3, missing=True)]
-    pixels = [preprocess(one) for one in shard]
+    pixels = [*map(compact_preprocessing(model, "none"), shard)]
     assert [isinstance(one, LevelPixels) for one in pixels] == [True, False, True, False]
     expected = np.stack([preprocess_to_array(model, one) for one in shard])
     found = _send([decoded(i, one) for i, one in enumerate(pixels)], CPU)
     assert np.array_equal(found.numpy(), expected)
 
 
-def test_levels_come_back_from_workers(tmp_path):
-    model = equicam.load("embedded")
-    items = []
-    for seed in range(5):
-        photo(seed).save(path := tmp_path / f"{seed}.png")
-        items.append(Item(path.name, path))
+def test_levels_come_back_from_workers(model, tmp_path):
+    items = [Item(f"{seed}.png", tmp_path / f"{seed}.png") for seed in range(5)]
+    for seed, item in enumerate(items):
+        photo(seed).save(item.path)
     preprocess, boxes = compact_preprocessing(model, "none"), VisibleBoxes(model)
-    pool = DecoderPool(preprocess, boxes, workers=2, image_bytes=4 * 3 * 224**2, shard_size=5)
-    try:
+    options = {"workers": 2, "image_bytes": 4 * 3 * 224**2, "shard_size": 5}
+    with closing(DecoderPool(preprocess, boxes, **options)) as pool:
         (shard,) = pool.decode_shards([items])
         assert {one.x.dtype for one in shard} == {np.dtype(np.uint8)}
         expected = np.stack([preprocess_to_array(model, photo(seed)) for seed in range(5)])
         assert np.array_equal(_send(shard, CPU).numpy(), expected)
-    finally:
-        pool.close()
 
 
 def test_levels_whose_numbers_are_not_finite_are_a_reason(tmp_path):
     photo(0).save(path := tmp_path / "one.png")
+    numbers = np.zeros((3, 256), np.float32)
+    numbers[:, 255] = np.inf
 
-    def preprocess(_image):
-        numbers = np.zeros((3, 256), np.float32)
-        numbers[:, 255] = np.inf
-        levels = np.full((3, 8, 8), top, np.uint8)
-        return LevelPixels(levels, numbers)
+    def decode(top):
+        pixels = LevelPixels(np.full((3, 8, 8), top, np.uint8), numbers)
+        return decode_image(Item(path.name, path), lambda _image: pixels, lambda _size: (0.0, 0.0, 1.0, 1.0))
 
-    item = Item(path.name, path)
-    top = 254
-    fine = decode_image(item, preprocess, lambda _size: (0.0, 0.0, 1.0, 1.0))
+    fine = decode(254)
     assert fine.reason is None
     assert fine.x.dtype == np.float32, "a table with an infinite number is not passed on"
-    top = 255
-    assert decode_image(item, preprocess, lambda _size: (0.0, 0.0, 1.0, 1.0)).reason.code == "not-finite"
+    assert decode(255).reason.code == "not-finite"

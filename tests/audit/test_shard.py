@@ -22,10 +22,14 @@ def opened(x):
     return [DecodedImage(Item(f"{i}", Path(f"{i}.png")), one) for i, one in enumerate(x)]
 
 
+def context_of(views):
+    model = equicam.wrap(seeded(Cnn).float(), layer="trunk")
+    return AuditContext(model, Recipe(views=views, fill="reflect"), frozenset())
+
+
 @pytest.fixture
 def plans():
-    model = equicam.wrap(seeded(Cnn).float(), layer="trunk")
-    return AuditContext(model, Recipe(views=4, fill="reflect"), frozenset())
+    return context_of(4)
 
 
 def test_agreement_is_each_view_against_the_mean_of_the_others(plans):
@@ -44,9 +48,7 @@ def test_agreement_is_each_view_against_the_mean_of_the_others(plans):
     assert len({round(r, 3) for row in items.to_pylist() for r in row["view_agreement"]}) > 6
 
 
-def test_an_image_that_preprocessing_made_nan_of_is_a_row_with_a_reason_and_the_others_are_done(
-    plans, tmp_path
-):
+def test_an_image_that_preprocessing_made_nan_of_is_a_row_and_the_others_are_done(plans, tmp_path):
     x = pictures(3).float().numpy()
     whole, _ = compute_shard(plans, opened(x[[0, 2]]))
     x[1, 0, 5, 5] = np.nan
@@ -70,9 +72,7 @@ def test_constants_are_made_for_the_first_shard_alone(monkeypatch):
     usual = views._sampling_grid.__wrapped__
     counted = views.constant(lambda *args: made.append(args) or usual(*args))
     monkeypatch.setattr(views, "_sampling_grid", counted)
-    model = equicam.wrap(seeded(Cnn).float(), layer="trunk")
-    context = AuditContext(model, Recipe(views=5, fill="reflect"), frozenset())
-    decoded = opened(pictures(3).float().numpy())
+    context, decoded = context_of(5), opened(pictures(3).float().numpy())
     compute_shard(context, decoded)
     assert made
     made.clear()

@@ -1,6 +1,5 @@
 """What a queue is ranked by: each signal against a slow and obvious version of itself, recorded, shown and compared."""
 
-import csv
 import json
 import math
 from functools import cache
@@ -12,21 +11,19 @@ import pytest
 from typer.testing import CliRunner
 
 from equicam.cli.app import app
-from equicam.core.transforms import Transform
 from equicam.errors import EquicamError
 from equicam.evaluate import statistics
 from equicam.evaluate.statistics import Correlation, Estimate
-from equicam.reasons import SIGNALS, describe, from_rows
+from equicam.reasons import SIGNALS, from_rows
 from equicam.runs.log import Log
-from equicam.runs.queue_files import write_csv
 from equicam.runs.report.page import write_report
 from equicam.runs.signals import REVEALING, ranked_by, ranking_scores, signal_values
 from equicam.runs.triage import UNKNOWN, _better, _SignalScores
 from equicam.runs.triage import triage as rank
 from equicam.shards import read_json, read_table
 from tests.audit.faked import Page, fake_run, image_row, table
+from tests.audit.test_triage import VIEWS, read_csv, sentences
 
-VIEWS = tuple(map(Transform, (0, 60, 120, 180, 240, 300)))
 COMMAND = CliRunner(env={"COLUMNS": "250"})
 
 
@@ -34,16 +31,8 @@ def triage(items, **options):
     return rank(items, **{"transforms": VIEWS, **options})
 
 
-def sentences(row):
-    return [describe(reason) for reason in from_rows(row["reasons"])]
-
-
 def codes(found):
     return {row["id"]: [r.code for r in from_rows(row["reasons"])] for row in found.rows.to_pylist()}
-
-
-def ranks(found):
-    return {row["id"]: row["rank"] for row in found.rows.to_pylist()}
 
 
 def slow_peum(row):
@@ -70,10 +59,8 @@ def slow_shares(values):
     """The share of the others below each, those equal by half."""
     heard = [v for v in values if v is not None]
     others = max(1, len(heard) - 1)
-    return [
-        None if v is None else (sum(h < v for h in heard) + (sum(h == v for h in heard) - 1) / 2) / others
-        for v in values
-    ]
+    below = {v: (sum(h < v for h in heard) + (sum(h == v for h in heard) - 1) / 2) / others for v in heard}
+    return [below.get(v) for v in values]
 
 
 def slow_signal(rows, by):
@@ -119,13 +106,13 @@ def test_a_score_is_the_slow_one_and_what_says_nothing_stands_first(by):
     score = dict(zip(items["id"].to_pylist(), ranking_scores(items, by), strict=True))
     expected = {name: np.inf if value is None else value for name, value in slow.items()}
     assert score == pytest.approx(expected, abs=1e-7)  # confidence is float32
-    got = ranks(triage(items, by=by, budget="100%", quotas=False))
-    mute = [name for name, value in slow.items() if value is None]
-    heard = sorted((name for name in slow if name not in mute), key=got.get)
-    assert 10 < len(mute) < 80
-    assert sorted(got[name] for name in mute) == list(range(1, len(mute) + 1))
-    assert [got[name] for name in heard] == list(range(len(mute) + 1, len(rows) + 1))
-    assert [slow[name] for name in heard] == sorted((slow[name] for name in heard), reverse=True)
+    found = triage(items, by=by, budget="100%", quotas=False).rows.sort_by("rank")
+    assert found["rank"].to_pylist() == list(range(1, len(rows) + 1))
+    values = [slow[name] for name in found["id"].to_pylist()]
+    mute = values.count(None)
+    assert 10 < mute < 80
+    assert values[:mute] == [None] * mute
+    assert values[mute:] == sorted(values[mute:], reverse=True)
 
 
 def test_a_gate_that_keeps_no_view_silences_peum_and_not_stability():
@@ -137,16 +124,11 @@ def test_a_gate_that_keeps_no_view_silences_peum_and_not_stability():
     ranked = "signal-percentile"
     assert codes(found) == {"a": ["none-kept", ranked], "b": [ranked], "c": ["one-kept", ranked]}
     reasons = {row["id"]: from_rows(row["reasons"]) for row in found.rows.to_pylist()}
-    assert reasons["a"][1].values["above_percent"] == 33
-    assert reasons["b"][0].values["above_percent"] == 66
-
-
-@pytest.mark.parametrize(("kept", "code"), [(0, "none-kept"), (1, "one-kept")])
-def test_no_kept_view_and_one_say_nothing_even_without_a_flag(kept, code):
-    rows = table([image_row("a", views_kept=kept), image_row("b", views_kept=None)])
-    assert ranking_scores(rows, "peum").tolist() == [np.inf, 0.01]
-    found = triage(rows, by="peum", budget="100%")
-    assert codes(found) == {"a": [code], "b": ["signal-percentile"]}
+    assert (reasons["a"][1].values["above_percent"], reasons["b"][0].values["above_percent"]) == (33, 66)
+    for kept, code in enumerate(("none-kept", "one-kept")):  # even without a flag
+        rows = table([image_row("a", views_kept=kept), image_row("b", views_kept=None)])
+        assert ranking_scores(rows, "peum").tolist() == [np.inf, 0.01]
+        assert codes(triage(rows, by="peum", budget="100%")) == {"a": [code], "b": [ranked]}
 
 
 def test_a_flat_map_has_no_stability():
@@ -214,8 +196,7 @@ def test_stability_is_checked_against_eq():
     check = triage(table(rows)).quality.check
     apart = np.array([row["stability"] - row["eq"] for row in rows])
     assert check.pearson.r == pytest.approx(1)
-    assert check.mean_difference == pytest.approx(np.abs(apart).mean())
-    assert check.bias == pytest.approx(apart.mean())
+    assert (check.mean_difference, check.bias) == pytest.approx((np.abs(apart).mean(), apart.mean()))
     assert f"differ by {np.abs(apart).mean():.2f} on average" in check.sentence
     unmeasured = table([row | {"stability": None} for row in rows])
     assert triage(unmeasured, by="peum").quality.check is None
@@ -226,15 +207,11 @@ def test_another_signal_is_recommended_only_where_the_interval_separates_them():
         found = quality(by, **{better: 4.0})
         assert found.better == better
         assert found.advice.startswith(f"--by {better} finds maps with an Eq below 0.5 better here: ")
-        assert found.sentence.startswith(
-            f"{SIGNALS[by]} is not shown to find maps with an Eq (equivariance) below 0.5"
-        )
+        weak = f"{SIGNALS[by]} is not shown to find maps with an Eq (equivariance) below 0.5"
+        assert found.sentence.startswith(weak)
     ranking = quality("stability", stability=4.0)
     assert (ranking.better, ranking.advice) == (None, None)
     assert ranking.sentence.startswith("stability finds maps with an Eq (equivariance) below 0.5 better than")
-
-
-def test_none_is_recommended_where_it_does_not():
     alike = quality("peum", peum=2.0, stability=2.0)
     assert alike.differences["stability"].low < 0 < alike.differences["stability"].high
     assert (alike.better, alike.advice) == (None, None)
@@ -243,24 +220,22 @@ def test_none_is_recommended_where_it_does_not():
     assert (few.better, few.advice, few.sentence.startswith("too few images")) == (None, None, True)
 
 
-def tells(low, caught):
-    spearman = Correlation(0.5, 0.4, 0.6, -9.0, 200)
-    return _SignalScores(spearman, Estimate(low + 0.1, low, low + 0.2, 200), Estimate(caught, 0.0, 1.0, 20))
-
-
 def test_what_stands_against_a_recommendation():
+    def tells(low, caught):
+        auroc, spearman = Estimate(low + 0.1, low, low + 0.2, 200), Correlation(0.5, 0.4, 0.6, -9.0, 200)
+        return _SignalScores(spearman, auroc, Estimate(caught, 0.0, 1.0, 20))
+
     ahead, behind = Estimate(0.3, 0.2, 0.4, 200), Estimate(-0.3, -0.4, -0.2, 200)
     good, bad = tells(0.7, 0.5), tells(0.4, 0.1)
-
-    def better(mine, other, difference):
-        return _better({"peum": mine, "risk": other}, {"risk": difference}, "peum")
-
-    assert better(bad, good, ahead) == "risk"
-    assert better(good, bad, behind) is None
-    assert better(tells(0.1, 0.1), tells(0.45, 0.5), ahead) is None  # not above chance
-    assert better(bad, tells(0.7, 0.0), ahead) is None  # finds fewer of the worst
-    assert better(bad, good, Estimate(0.3, -0.01, 0.6, 200)) is None
-    assert better(bad, good, UNKNOWN) is None
+    for mine, other, difference, better in (
+        (bad, good, ahead, "risk"),
+        (good, bad, behind, None),
+        (tells(0.1, 0.1), tells(0.45, 0.5), ahead, None),  # not above chance
+        (bad, tells(0.7, 0.0), ahead, None),  # finds fewer of the worst
+        (bad, good, Estimate(0.3, -0.01, 0.6, 200), None),
+        (bad, good, UNKNOWN, None),
+    ):
+        assert _better({"peum": mine, "risk": other}, {"risk": difference}, "peum") == better
 
 
 def test_risk_is_of_ranks_by_stability_and_by_the_confidence_of_all_views():
@@ -270,22 +245,16 @@ def test_risk_is_of_ranks_by_stability_and_by_the_confidence_of_all_views():
     expected = [(0 + 1) / 2, (1 + 0) / 2, (0.5 + 1 / 3) / 2, (0.5 + 2 / 3) / 2]
     assert signal_values(rows, "risk") == pytest.approx(expected)
     assert signal_values(rows, "stability").tolist() == [0.9, 0.1, 0.5, 0.5]
-    found = triage(rows, by="risk", budget="100%").rows
-    assert found.filter(pa.compute.field("rank") == 1)["id"].to_pylist() == ["d"]
-    assert found.select(["id", "stability", "risk"]).sort_by("id").to_pylist()[1] == {
-        "id": "b", "stability": 0.1, "risk": 0.5,
-    }  # fmt: skip
+    found = triage(rows, by="risk", budget="100%").rows.sort_by("id").to_pylist()
+    assert (found[1]["stability"], found[1]["risk"], found[3]["rank"]) == (0.1, 0.5, 1)
 
 
 def test_the_reasons_follow_the_signal():
     moved = {"stability_by_view": [1.0, 0.4, 0.6, -0.1, 0.49, 0.5]}
     moved["view_agreement"] = [0.9, 0.9, 0.2, 0.9, 0.9, 0.9]
     rows = table([image_row("a", **moved), image_row("b", stability_by_view=[0.0] * 6)])
-    for by, code, views in (
-        ("stability", "map-moves", ["180°", "60°", "240°"]),
-        ("risk", "map-moves", ["180°", "60°", "240°"]),
-        ("peum", "views-disagree", ["120°"]),
-    ):
+    for by in SIGNALS:
+        code, views = ("views-disagree", ["120°"]) if by == "peum" else ("map-moves", ["180°", "60°", "240°"])
         found = triage(rows, by=by, budget="100%").rows.to_pylist()
         reasons = {row["id"]: {r.code: r.values for r in from_rows(row["reasons"])} for row in found}
         assert reasons["a"][code]["views"] == views
@@ -305,19 +274,14 @@ def test_a_signal_that_says_nothing_is_not_compared():
 
 @pytest.mark.parametrize("by", SIGNALS)
 def test_reviewers_get_nothing_of_what_ranks(by, tmp_path):
-    rows = [
-        image_row(
-            f"{i:02d}", i / 100, view_top1=[0, 1, 0, 0, 0, 0], view_agreement=[0.1 + i / 100] * 6, confidence=0.4,
-            stability_by_view=[1.0] + [i / 100] * 5, view_confidence=[i / 40] * 6,
-        )
-        for i in range(20)
-    ]  # fmt: skip
+    rows, same = [], {"view_top1": [0, 1, 0, 0, 0, 0], "confidence": 0.4}
+    for i in range(20):
+        lists = {"stability_by_view": [1.0] + [i / 100] * 5, "view_agreement": [0.1 + i / 100] * 6}
+        rows.append(image_row(f"{i:02d}", i / 100, **same, **lists, view_confidence=[i / 40] * 6))
     found = triage(table(rows), by=by, budget="100%")
     every = [sentences(row) for row in found.rows.to_pylist()]
     assert all(any(r.startswith(("the views ", "the map moves")) for r in one) for one in every)
-    write_csv(found, tmp_path / "queue.csv")
-    with (tmp_path / "queue.csv").open(newline="") as file:
-        reasons = [row["reasons"] for row in csv.DictReader(file)]
+    reasons = [row["reasons"] for row in read_csv(found, tmp_path)]
     moves, drops = "the map moves", ("low confidence", "the prediction changes")
     hidden = {"stability": (moves,), "peum": ("(r = ",), "risk": (moves, *drops)}[by]
     for text in reasons:
@@ -382,7 +346,7 @@ def test_the_command_says_how_good_the_signals_are(tmp_path):
     run = fake_run(tmp_path)
     done = command("triage", run.folder, "--by", "risk", "--budget", "50%")
     told = read_json(run.folder / "triage.json")
-    for sentence in (told["unstable"], told["quality"], told["quality"]["check"]):
-        assert sentence["sentence"] in done.said
-    assert told["quality"]["comparison"] in done.said
+    sentences = [told[name]["sentence"] for name in ("unstable", "quality")]
+    for sentence in (*sentences, told["quality"]["check"]["sentence"], told["quality"]["comparison"]):
+        assert sentence in done.said
     assert "--alpha" not in " ".join(command("triage", "--help").said.split())

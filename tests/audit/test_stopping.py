@@ -14,23 +14,16 @@ from scipy.stats import chisquare
 import equicam
 from equicam.errors import EquicamError
 from equicam.evaluate.statistics import upper_bound
-from equicam.runs.bounds import (
-    _Counts,
-    _is_wrong,
-    _more_reviews,
-    _percent,
-    arms_now,
-    bound_unopened,
-    count_verdicts,
-)
+from equicam.runs import bounds
+from equicam.runs.bounds import _Counts, _is_wrong, _more_reviews, arms_now, bound_unopened, count_verdicts
 from equicam.runs.log import Log
 from equicam.runs.queue_files import rank_again, read_queue
-from equicam.runs.triage import triage
 from equicam.runs.verdicts import ReviewKey, ReviewLog
 from tests.audit.conftest import run_command
 from tests.audit.faked import Page, fake_run, table
-from tests.audit.test_triage import VIEWS, ranked_row
+from tests.audit.test_triage import rows_of
 from tests.audit.test_triage import run as made_up
+from tests.audit.test_triage import triage as triage_by_peum
 from tests.audit.test_verdicts import said
 
 KEY = ReviewKey(b"k" * 32)
@@ -61,9 +54,6 @@ def test_the_bound_is_that_of_searching(confidence):
         for k in {0, 1, n // 3, n - 1, n} - {n + 1}:
             slow = slow_bound(k, n, confidence)
             assert upper_bound(k, n, confidence=confidence) == pytest.approx(slow, abs=2e-9)
-
-
-def test_the_bound_by_hand():
     assert upper_bound(0, 155) == pytest.approx(1 - 0.05 ** (1 / 155), abs=1e-12)
     assert round(100 * upper_bound(0, 155), 3) == 1.914
     assert upper_bound(4, 4) == 1
@@ -75,12 +65,9 @@ def test_the_bound_by_hand():
 def test_no_hit_in_155():
     found = bound_unopened(counts(found=40))
     bound = 1 - 0.05 ** (1 / 155)
-    assert found.outside_bound == pytest.approx(bound)
-    assert found.unopened == 9600
-    assert found.unopened_bound == pytest.approx(bound * 9755 / 9600)
-    assert found.unopened_share == 0
-    assert found.recall == 1
-    assert found.recall_bound == pytest.approx(40 / (40 + bound * 9755))
+    assert (found.unopened, found.unopened_share, found.recall) == (9600, 0, 1)
+    stated = found.outside_bound, found.unopened_bound, found.recall_bound
+    assert stated == pytest.approx((bound, bound * 9755 / 9600, 40 / (40 + bound * 9755)))
     assert found.sentence == (
         "Of the 9,600 maps nobody opened at most 2 % are wrong (95 % confidence; 0 of 155 drawn at random were). "
         "The review has found 40 wrong maps, at least 17 % of all wrong maps."
@@ -90,13 +77,10 @@ def test_no_hit_in_155():
 
 def test_undecided_maps_weaken_every_bound():
     decided = bound_unopened(counts(wrong=2, found=42))
-    unsure = counts(wrong=2, undecided=3, found=42, undecided_everywhere=10)
-    found = bound_unopened(unsure)
+    found = bound_unopened(counts(wrong=2, undecided=3, found=42, undecided_everywhere=10))
     missed = upper_bound(5, 155) * 9755 - 2  # the undecided may be right, so only two wrong maps are known
-    assert found.unopened_bound == pytest.approx(missed / 9600)
-    assert found.unopened_bound > decided.unopened_bound
-    assert found.recall_bound == pytest.approx(42 / (42 + 10 + missed))
-    assert found.recall_bound < decided.recall_bound
+    assert decided.unopened_bound < found.unopened_bound == pytest.approx(missed / 9600)
+    assert decided.recall_bound > found.recall_bound == pytest.approx(42 / (42 + 10 + missed))
     assert found.unopened_share == 2 / 152
     assert found.sentence == (
         "Of the 9,600 maps nobody opened at most 6.8 % are wrong (95 % confidence; 5 of 155 drawn at random were, counting 3 "
@@ -144,9 +128,8 @@ def test_where_nothing_is_left_the_count_is_exact():
 
 @pytest.mark.parametrize("share", [0.004, 0.0203, 0.05, 0.3, 0.777, 0.99951])
 def test_sentences_round_to_the_safe_side(share):
-    up, down = (float(_percent(share, up=up).removesuffix(" %")) / 100 for up in (True, False))
-    assert down <= share + 1e-12
-    assert up >= share - 1e-12
+    up, down = (float(bounds._percent(share, up=up).removesuffix(" %")) / 100 for up in (True, False))
+    assert down - 1e-12 <= share <= up + 1e-12
     assert up - share <= 0.001
     assert share - down <= 0.01
 
@@ -175,47 +158,39 @@ def test_how_many_more_reviews_is_that_of_counting_on():
 
 
 def test_more_reviews_make_the_statement_true():
-    c = counts(wrong=1, found=1)
-    for text, more in bound_unopened(c).more_reviews.items():
-        then = counts(wrong=1, found=1, controls=155 + more, reviewed=155 + more)
-        assert bound_unopened(then).unopened_bound <= float(text)
-        if more:
-            before = counts(wrong=1, found=1, controls=154 + more, reviewed=154 + more)
-            assert bound_unopened(before).unopened_bound > float(text)
+    def after(more):
+        reviewed = 155 + more
+        return bound_unopened(counts(wrong=1, found=1, controls=reviewed, reviewed=reviewed))
+
+    for text, more in after(0).more_reviews.items():
+        assert after(more).unopened_bound <= float(text)
+        assert not more or after(more - 1).unopened_bound > float(text)
     assert bound_unopened(counts(outside=300)).more_reviews == {"0.05": 0, "0.02": None, "0.01": None}
 
 
 # Verdicts
 
 
-@pytest.mark.parametrize(
-    ("verdicts", "wrong"),
-    [
-        (["supports"], False),
-        (["shortcut"], True),
-        (["wrong-region", "shortcut", "supports"], True),
-        (["supports", "shortcut"], None),
-        (["unsure"], None),
-        (["second-reviewer"], None),
-        (["second-reviewer", "supports"], False),
-        (["second-reviewer", "shortcut"], True),
-        (["unsure", "supports"], None),
-        (["unsure", "supports", "supports"], False),
-        (["unsure", "shortcut", "shortcut"], True),
-    ],
-)
-def test_which_maps_are_wrong(verdicts, wrong):
-    assert _is_wrong(verdicts) is wrong
+def test_which_maps_are_wrong():
+    cases = {
+        False: ["supports", "second-reviewer supports", "unsure supports supports"],
+        True: [
+            "shortcut",
+            "wrong-region shortcut supports",
+            "second-reviewer shortcut",
+            "unsure" + 2 * " shortcut",
+        ],
+        None: ["supports shortcut", "unsure", "second-reviewer", "unsure supports"],
+    }
+    for wrong, reviews in cases.items():
+        assert [_is_wrong(verdicts.split()) for verdicts in reviews] == [wrong] * len(reviews)
 
 
 def test_verdicts_are_counted_by_arm_and_by_what_they_represent(tmp_path):
     log = ReviewLog(tmp_path)
-    arm = {"q0": "queue", "q1": "queue", "q2": "queue"} | {f"c{i}": "control" for i in range(6)}
-    given = {
-        "q0": "shortcut", "q1": "unsure", "c0": "supports", "c1": "wrong-region", "c2": "unsure", "c5": "shortcut",
-        "elsewhere": "shortcut",
-    }  # fmt: skip
-    for name, verdict in given.items():
+    arm = dict.fromkeys(("q0", "q1", "q2"), "queue") | {f"c{i}": "control" for i in range(6)}
+    given = {"q0": "shortcut", "q1": "unsure", "c0": "supports", "c1": "wrong-region", "c2": "unsure"}
+    for name, verdict in (given | {"c5": "shortcut", "elsewhere": "shortcut"}).items():
         said(log, name, "ana", verdict)
     said(log, "c0", "ana", "shortcut")  # the first verdict counts
     columns = {"id": list(arm), "arm": list(arm.values())}
@@ -228,19 +203,17 @@ def test_verdicts_are_counted_by_arm_and_by_what_they_represent(tmp_path):
     # c4, which the queue has reached, is not reviewed either
     counted = _Counts(**usual, outside=95, controls=4, reviewed=3, wrong=1, queue_left=2)
     assert count_verdicts(log, extended, 100) == counted
+    # rates take a control that the queue has reached for the queue
+    assert arms_now(extended) == arm | {"c4": "queue", "c5": "queue"}
 
 
-def test_images_of_the_queue_without_a_verdict_may_all_be_wrong():
+def test_images_of_the_queue_without_a_verdict_may_all_be_wrong_and_every_extension_is_a_look_more():
     begun = bound_unopened(counts(outside=0, controls=0, reviewed=0, found=1, queue_left=59))
-    assert begun.recall_bound == 1 / 60
-    assert begun.recall is None
+    assert (begun.recall_bound, begun.recall) == (1 / 60, None)
     assert "1 wrong map, at least 1.6 % of all wrong maps." in begun.sentence
     late = bound_unopened(counts(found=40, queue_left=10))
     assert late.recall_bound < bound_unopened(counts(found=40)).recall_bound
     assert bound_unopened(counts(outside=0, controls=0, reviewed=0, found=1)).recall_bound == 1
-
-
-def test_every_extension_is_a_look_more():
     once, again = bound_unopened(counts()), bound_unopened(counts(extensions=2))
     assert again.outside_bound == upper_bound(0, 155, confidence=1 - 0.05 / 3) > once.outside_bound
     assert "(95 % confidence in all 3 looks together; 0 of 155" in again.sentence
@@ -263,28 +236,25 @@ def test_an_auditor_who_stops_when_it_pleases_is_held_to_the_confidence():
     assert false[True] / 2000 <= 0.05 < false[False] / 2000
 
 
+def review(run, rows):
+    """Ana finds the maps of the queue wrong, and the others right."""
+    log = ReviewLog(run.folder)
+    for row in rows:
+        said(log, row["id"], "ana", "shortcut" if row["arm"] == "queue" else "supports")
+
+
 def test_verdicts_of_an_earlier_queue_are_not_a_random_sample(tmp_path):
     run = equicam.Run(fake_run(tmp_path))
     run.triage(budget=12)
-    log = ReviewLog(run.folder)
-    for row in read_queue(run.store).to_pylist():
-        said(log, row["id"], "ana", "shortcut" if row["arm"] == "queue" else "supports")
+    review(run, first := read_queue(run.store).to_pylist())
     assert not run.bound().counts.may_be_selected
     run.triage(budget=12, by="peum", seed=3)
     arms = {row["id"]: row["arm"] for row in read_queue(run.store).to_pylist()}
-    found = run.bound()
-    given = {v.item for v in log.verdicts()}
+    found, given = run.bound(), {row["id"] for row in first}
     assert found.counts.outside_both_samples == len(given - arms.keys()) > 0
-    again = [name for name, arm in arms.items() if arm == "control" and name in given]
-    assert found.counts.reviewed_before == len(again)
+    assert found.counts.reviewed_before == sum(arms.get(name) == "control" for name in given)
     assert found.unopened == found.counts.outside - found.counts.reviewed - found.counts.outside_both_samples
-    if found.counts.may_be_selected:
-        assert found.unopened_bound is None
-
-
-def test_rates_take_a_control_that_the_queue_has_reached_for_the_queue():
-    rows = {"id": [*"abc"], "arm": ["queue", *["control"] * 2], "represents_rest": [False, True, False]}
-    assert arms_now(pa.table(rows)) == {"a": "queue", "b": "control", "c": "queue"}
+    assert found.unopened_bound is None or not found.counts.may_be_selected
 
 
 # Simulated audits
@@ -349,10 +319,6 @@ def test_bounds_hold_as_often_as_they_state(extends):
 # Extended queues
 
 
-def triage_by_peum(items, **options):
-    return triage(items, by="peum", transforms=VIEWS, **options)
-
-
 def without_representing(rows):
     return [{k: v for k, v in row.items() if k != "represents_rest"} for row in rows]
 
@@ -403,9 +369,8 @@ def test_an_extended_queue_is_still_the_head_of_every_class():
 
 @pytest.mark.slow
 def test_the_controls_of_an_extended_queue_are_a_random_sample_of_the_rest():
-    items = table([ranked_row(f"{i:02d}", i / 100) for i in range(12)])
+    items, samples, places = rows_of(12), Counter(), Counter()
     options = {"budget": 6, "control": 0.34, "quotas": False, "extended": [3]}
-    samples, places = Counter(), Counter()
     for i in range(1000):
         rows = triage_by_peum(items, key=ReviewKey(i.to_bytes(32)), **options).rows.to_pylist()
         samples[tuple(sorted(row["id"] for row in rows if row["represents_rest"]))] += 1
@@ -417,31 +382,23 @@ def test_the_controls_of_an_extended_queue_are_a_random_sample_of_the_rest():
 
 
 def test_an_extension_ends_with_the_images():
-    items = table([ranked_row(f"{i:02d}", i / 100) for i in range(30)])
+    items = rows_of(30)
     found = triage_by_peum(items, budget=10, extended=[500], key=KEY)
     assert found.budget == found.rows.num_rows == 30
-    with pytest.raises(EquicamError, match="more needs images that are in no arm yet"):
-        triage_by_peum(items, budget=10, extended=[500, 1], key=KEY)
-    for bad in (0, -5):
-        with pytest.raises(EquicamError, match="more needs a number of reviews from 1"):
-            triage_by_peum(items, budget=10, extended=[bad], key=KEY)
+    some = "a number of reviews from 1"
+    for extended, why in (([500, 1], "images that are in no arm yet"), ([0], some), ([-5], some)):
+        with pytest.raises(EquicamError, match=f"more needs {why}"):
+            triage_by_peum(items, budget=10, extended=extended, key=KEY)
 
 
-@pytest.fixture(scope="module")
-def whole_run(tmp_path_factory):
-    return fake_run(tmp_path_factory.mktemp("extended"), calibrate=0)
-
-
-def test_a_run_is_extended_reviewed_and_reported(whole_run):
-    run = equicam.open_run(whole_run.folder)
+def test_a_run_is_extended_reviewed_and_reported(tmp_path):
+    run = equicam.open_run(fake_run(tmp_path, calibrate=0).folder)
     with pytest.raises(EquicamError, match="needs a queue to extend"):
         run.triage(more=5)
     run.triage(12, control=0.4, seed=3)
     assert "outside the queue are right is not known yet" in run_command("report", run.folder)
     first = read_queue(run.store).to_pylist()
-    log = ReviewLog(run.folder)
-    for row in first:
-        said(log, row["id"], "ana", "shortcut" if row["arm"] == "queue" else "supports")
+    review(run, first)
     assert run.bound().counts.queue_left == 0
     for given in ({"by": "risk"}, {"budget": 3}, {"seed": 3}):
         with pytest.raises(EquicamError, match=f"no other option.*got {next(iter(given))}"):
@@ -452,21 +409,18 @@ def test_a_run_is_extended_reviewed_and_reported(whole_run):
     rows = read_queue(run.store).to_pylist()
     assert without_representing(rows[:12]) == without_representing(first)
     assert len(rows) == 21
-    stored = json.loads((run.folder / "triage.json").read_text())
-    assert stored["options"]["extended"] == [5, 4]
-    assert stored["options"]["seed"] == 3
-    events = [event.payload for event in Log(run.folder).events() if event.kind == "triaged"]
-    assert [event["options"].get("extended") for event in events] == [None, [5], [5, 4]]
+    stored = json.loads((run.folder / "triage.json").read_text())["options"]
+    assert (stored["extended"], stored["seed"]) == ([5, 4], 3)
+    events = [event.payload["options"] for event in Log(run.folder).events("triaged")]
+    assert [options.get("extended") for options in events] == [None, [5], [5, 4]]
     assert rank_again(run.store).rows.to_pylist() == rows
     found = run.bound()
     assert found.counts.queue_left == sum(not row["represents_rest"] for row in rows[12:])
     assert found.counts.reviewed == sum(row["represents_rest"] for row in rows[:12])
     assert found.counts.found == 7
-    output = run_command("report", run.folder)
-    assert found.sentence in " ".join(output.split())
+    assert found.sentence in " ".join(run_command("report", run.folder).split())
     assert json.loads((run.folder / "report.json").read_text())["remainder"] == found.to_json()
     page = Page((run.folder / "report.html").read_text()).text
-    assert found.sentence in page
     assert page.index(found.sentence) < page.index("Stability, and the queue’s quality")
     differences = " ".join(run.verify(sample=0).problems)
     assert "digests.json" in differences  # which this run has not

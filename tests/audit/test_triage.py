@@ -32,6 +32,10 @@ def triage(items, **options):
     return rank(items, **{"by": "peum", "transforms": VIEWS, **options})
 
 
+def rows_of(count):
+    return table([ranked_row(f"{i:02d}", i / 100) for i in range(count)])
+
+
 def ranked_row(name, peum=0.01, target=0, **more):
     unmeasured = dict.fromkeys(("stability", "stability_by_view", "view_confidence"))
     return image_row(name, **unmeasured, peum_score=peum, target=target) | {"view_top1": [target] * 6} | more
@@ -95,10 +99,14 @@ def test_places_are_dealt_by_whole_shares():
     assert _class_quotas({7: 5, 3: 5, 5: 5}, 4) == {3: 1, 5: 1, 7: 1}
 
 
-def test_with_more_classes_than_places_the_queue_goes_by_rank():
+def test_with_more_classes_than_places_and_without_quotas_the_queue_goes_by_rank():
     rows = [ranked_row(f"{i:03d}", i / 1000, i % 100) for i in range(200)]
     found = triage(table(rows), budget=20, control=0)
     assert sorted(row["rank"] for row in reviewed(found, "queue")) == list(range(1, 21))
+    found = triage(table(run(300)), budget=50, quotas=False)
+    assert sorted(row["rank"] for row in reviewed(found, "queue")) == list(range(1, 41))
+    assert all(row["rank"] > 40 for row in reviewed(found, "control"))
+    assert found.quotas == {}
 
 
 def test_the_queue_is_the_head_of_every_class():
@@ -121,79 +129,59 @@ def test_the_queue_is_the_head_of_every_class():
     assert len(reviewed(found, "control")) == 12
 
 
-def test_without_quotas_the_queue_is_the_head_of_all():
-    found = triage(table(run(300)), budget=50, quotas=False)
-    assert sorted(row["rank"] for row in reviewed(found, "queue")) == list(range(1, 41))
-    assert all(row["rank"] > 40 for row in reviewed(found, "control"))
-    assert found.quotas == {}
-
-
 def test_classes_of_one_name_share_a_line():
-    rows = [ranked_row(f"{i}", i / 100, i % 2) for i in range(20)]
-    found = triage(table(rows), budget=5, classes=["crane", "crane"])
+    rows = table([ranked_row(f"{i}", i / 100, i % 2) for i in range(20)])
+    found = triage(rows, budget=5, classes=["crane", "crane"])
     assert found.quotas == {"crane": 4}
     assert {row["class"] for row in reviewed(found)} == {"crane"}
-    assert {row["class"] for row in reviewed(triage(table(rows), budget=5))} <= {"0", "1"}
+    assert {row["class"] for row in reviewed(triage(rows, budget=5))} <= {"0", "1"}
 
 
-@pytest.mark.parametrize(
-    ("budget", "reviews"),
-    [("10%", 3), ("10 %", 3), ("11%", 4), ("0.01%", 1), ("100%", 30), ("7", 7), (7, 7), (999, 30), (1, 1)],
-)
-def test_a_budget_is_a_share_or_a_number(budget, reviews):
-    found = triage(table([ranked_row(f"{i}") for i in range(30)]), budget=budget)
-    assert found.budget == found.rows.num_rows == reviews
-    hundred = table([ranked_row(f"{i}") for i in range(100)])
-    # 0.07 · 100 is above 7 in floating point
-    assert triage(hundred, budget="7%").budget == 7
+BUDGETS = {"10%": 3, "10 %": 3, "11%": 4, "0.01%": 1, "100%": 30, "7": 7, 7: 7, 999: 30, 1: 1}
 
 
-@pytest.mark.parametrize("budget", ["0%", "abc", -3, 0, "150%", "", "-5%", "1.5", "10%%", "nan%"])
-def test_another_budget_is_refused_in_a_sentence(budget):
-    with pytest.raises(EquicamError, match=r"the budget needs a share from above 0% to 100%, or a number"):
-        triage(table([ranked_row("a")]), budget=budget)
+def test_a_budget_is_a_share_or_a_number():
+    for budget, reviews in BUDGETS.items():
+        found = triage(rows_of(30), budget=budget)
+        assert found.budget == found.rows.num_rows == reviews, budget
+    assert triage(rows_of(100), budget="7%").budget == 7  # 0.07 · 100 is above 7 in floating point
 
 
-def test_shares_outside_their_range_are_refused():
-    for bad in ({"control": 1}, {"control": -0.1}):
-        with pytest.raises(EquicamError, match="needs a share"):
-            triage(table([ranked_row("a")]), **bad)
-    with pytest.raises(EquicamError, match="transforms needs those of 'a', got 4 for 6 views"):
-        triage(table([ranked_row("a")]), transforms=VIEWS[:4])
+BUDGET = "the budget needs a share from above 0% to 100%, or a number"
+WRONG = {
+    BUDGET: [{"budget": b} for b in ("0%", "abc", -3, 0, "150%", "", "-5%", "1.5", "10%%", "nan%")],
+    "needs a share": [{"control": 1}, {"control": -0.1}],
+    "transforms needs those of 'a', got 4 for 6 views": [{"transforms": VIEWS[:4]}],
+}
 
 
-@pytest.mark.parametrize(
-    ("budget", "control", "arm"),
-    [
-        (4, 0.2, 1),
-        (2, 0.2, 0),
-        (5, 0.01, 1),
-        (4, 0.01, 0),
-        (20, 0.2, 4),
-        (20, 0, 0),
-        (3, 0.9, 2),
-        (30, 0.2, 0),
-    ],
-)
-def test_how_many_reviews_are_blind(budget, control, arm):
-    items = table([ranked_row(f"{i}") for i in range(30)])
-    found = triage(items, budget=budget, control=control)
-    assert Counter(row["arm"] for row in reviewed(found)) == Counter(queue=budget - arm, control=arm)
+def test_other_options_are_refused_in_a_sentence():
+    for why, options in WRONG.items():
+        for option in options:
+            with pytest.raises(EquicamError, match=why):
+                triage(table([ranked_row("a")]), **option)
+
+
+BUDGETS_AND_SHARES = (4, 0.2), (2, 0.2), (5, 0.01), (4, 0.01), (20, 0.2), (20, 0), (3, 0.9), (30, 0.2)
+
+
+def test_how_many_reviews_are_blind():
+    for (budget, control), arm in zip(BUDGETS_AND_SHARES, (1, 0, 1, 0, 4, 0, 2, 0), strict=True):
+        arms = Counter(row["arm"] for row in reviewed(triage(rows_of(30), budget=budget, control=control)))
+        assert arms == Counter(queue=budget - arm, control=arm), (budget, control)
 
 
 def test_no_images_no_reviews():
     for rows in ([], [ranked_row("a", status="bad")]):
         found = triage(table(rows))
         assert (found.rows.num_rows, found.budget, found.ok, found.bad) == (0, 0, 0, len(rows))
-        assert found.quality is None
-        assert found.unstable.count == 0
+        assert (found.quality, found.unstable.count) == (None, 0)
         json.dumps(found.to_json(), allow_nan=False)
 
 
 @pytest.mark.slow
 def test_the_blind_arm_is_uniform_over_the_rest_and_mixed_in():
-    items = table([ranked_row(f"{i:02d}", i / 100) for i in range(20)])
-    drawn, places = Counter(), Counter()
+    items, drawn, places = rows_of(20), Counter(), Counter()
     for seed in range(1500):
         rows = reviewed(triage(items, budget=10, quotas=False, seed=seed), "control")
         drawn.update(row["id"] for row in rows)
@@ -203,13 +191,10 @@ def test_the_blind_arm_is_uniform_over_the_rest_and_mixed_in():
     assert chisquare([places[i] for i in range(1, 11)]).pvalue > 1e-3
 
 
-def test_ties_do_not_stand_by_name():
+def test_ties_do_not_stand_by_name_and_the_order_of_rows_changes_nothing():
     items = table([ranked_row(f"{i:02d}", 0.0) for i in range(40)])
     found = [triage(items, budget=3, control=0, seed=seed) for seed in range(8)]
     assert len({tuple(sorted(one.rows["id"].to_pylist())) for one in found}) > 4
-
-
-def test_the_order_of_rows_changes_nothing():
     rows = run(120, calibrated=60)
     shuffled = [rows[i] for i in np.random.default_rng(1).permutation(len(rows))]
     told = triage(table(rows)).to_json()
@@ -252,10 +237,9 @@ def test_unstable_maps_are_counted_and_not_predicted():
     assert found.unstable.sentence == (
         "25 of 52 maps (48.1 %) have a stability below 0.5, 8 of them in the queue; 2 have none (blank, constant or not measured)"
     )
-    assert found.quality is None
+    assert found.quality is found.to_json()["quality"] is None
     less = triage(table(rows), by="stability", unstable=0.2)
-    assert (less.unstable.below, less.unstable.count) == (0.2, 10)
-    assert less.to_json()["unstable"]["count"] == 10
+    assert (less.unstable.below, less.unstable.count, less.to_json()["unstable"]["count"]) == (0.2, 10, 10)
     unknown = triage(table([ranked_row("a")])).unstable
     assert unknown.count == 0
     assert unknown.sentence == "no map has a stability: all are blank or constant, or it was not measured"
@@ -292,44 +276,39 @@ def test_worth_is_measured_on_the_calibrated():
     json.dumps(found.to_json(), allow_nan=False)
 
 
-def test_few_calibrated_images_are_too_few_to_say():
-    few = triage(table(run(100, calibrated=40))).quality
-    assert few.sentence.startswith("too few images to say")
-    none = triage(table(run(50)))
-    assert none.quality is None
-    assert none.to_json()["quality"] is None
-
-
 FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-2", "@SUM(A1)", "\tx", "\rx"]
 HOSTILE = [*FORMULAS, 'a,"b"\nc', "ünï ☃; 'q'", "", "'=1", "plain"]
+SIGNS = ("=", "+", "-", "@", "\t", "\r")
+
+
+def read_csv(found, folder):
+    """The queue as a spreadsheet gets it."""
+    write_csv(found, folder / "queue.csv")
+    with (folder / "queue.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def test_hostile_names_survive_csv_and_run_nothing(tmp_path):
     rows = [ranked_row(name, i / 100, i) for i, name in enumerate(HOSTILE)]
     found = triage(table(rows), budget="100%", classes=HOSTILE)
-    write_csv(found, tmp_path / "queue.csv")
-    with (tmp_path / "queue.csv").open(encoding="utf-8", newline="") as file:
-        read = list(csv.DictReader(file))
+    read = read_csv(found, tmp_path)
     assert [row["place"] for row in read] == [str(i) for i in range(1, len(HOSTILE) + 1)]
     by_place = {str(row["place"]): row for row in reviewed(found)}
     for row in read:
         true = by_place[row["place"]]
         for name in ("id", "class"):
-            assert not row[name].startswith(("=", "+", "-", "@", "\t", "\r"))
-            guarded = true[name].lstrip("'").startswith(("=", "+", "-", "@", "\t", "\r"))
+            assert not row[name].startswith(SIGNS)
+            guarded = true[name].lstrip("'").startswith(SIGNS)
             assert row[name] == ("'" if guarded else "") + true[name]
         reasons = [reason for reason in sentences(true) if not reason.startswith("PEUM ")]
         assert [reason for reason in row["reasons"].split("; ") if reason] == reasons
 
 
 def test_what_reviewers_get_is_blind(tmp_path):
-    items = table(run(200))
-    found = triage(items)
+    found = triage(table(run(200)))
     found = replace(found, rows=found.rows.sort_by("rank"))
-    write_csv(found, tmp_path / "queue.csv")
+    read = read_csv(found, tmp_path)
     write_table(tmp_path / "queue.parquet", found.rows)
-    with (tmp_path / "queue.csv").open(newline="") as file:
-        read = list(csv.DictReader(file))
     assert [int(row["place"]) for row in read] == list(range(1, found.budget + 1))
     for row in read:
         assert not {"arm", "rank", "peum_score"} & set(row)

@@ -20,10 +20,8 @@ import equicam
 
 def build(outputs={outputs}, classes={classes}):
     torch.manual_seed(3)
-    net = nn.Sequential(
-        nn.Conv2d(3, 6, 3, stride=4, padding=1), nn.ReLU(), nn.Conv2d(6, 6, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(), nn.Linear(6, outputs),
-    )
+    features = nn.Conv2d(3, 6, 3, stride=4, padding=1), nn.ReLU(), nn.Conv2d(6, 6, 3, padding=1), nn.ReLU()
+    net = nn.Sequential(*features, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, outputs))
     return equicam.wrap(net, layer="3", task="regression", classes=classes)
 """
 
@@ -59,7 +57,7 @@ def test_rows_have_the_value(run, photos):
     assert np.std([row["output"] for row in rows.values()]) > 0
 
 
-def test_the_queue_names_the_output(run):
+def test_the_queue_names_the_output_and_a_signal_of_confidence_is_refused_by_name(run):
     queue = run.queue()
     assert {row["class"] for row in queue} == {"the output"}
     assert all(row["output"] is not None for row in queue)
@@ -67,9 +65,6 @@ def test_the_queue_names_the_output(run):
     assert re.search(r"rank +image +output +value +stability", output)
     assert f"{queue[0]['output']:.4g}" in output
     assert "class" not in output
-
-
-def test_a_signal_of_confidence_is_refused_by_name(run):
     with pytest.raises(EquicamError, match="by='risk' needs the confidence of classes, got none in this run"):
         run.triage(by="risk")
     output = run_command("triage", run.folder, "--by", "risk", code=2)
@@ -77,50 +72,48 @@ def test_a_signal_of_confidence_is_refused_by_name(run):
 
 
 def test_the_report_shows_outputs_and_values(run):
-    page = run.report().read_text()
-    assert "class 0" not in page
-    assert '<th scope="col">Output</th><th scope="col">Value</th>' in page
-    row = run.queue()[0]
-    assert f"<dt>Value</dt><dd>{row['output']:.4g}</dd>" in page
-    assert "<dt>Probability</dt>" not in page
-    assert "the model’s output depends on" in page
+    page, row = run.report().read_text(), run.queue()[0]
+    header = '<th scope="col">Output</th><th scope="col">Value</th>'
+    for text in (header, f"<dt>Value</dt><dd>{row['output']:.4g}</dd>", "the model’s output depends on"):
+        assert text in page
+    for text in ("class 0", "<dt>Probability</dt>"):
+        assert text not in page
     facts = json.loads((run.folder / "report.json").read_text())
     assert facts["queue"][0]["output"] == pytest.approx(row["output"])
     assert facts["images"][0]["class"] == "the output"
 
 
 def test_the_review_page_asks_what_the_output_depends_on(run):
-    name = run.queue()[0]["id"]
-    blinded = Server(run.store).client().get(f"/item/{key_of(run.store, name)}").text
+    row = run.queue()[0]
+
+    def page(**options):
+        return Server(run.store, **options).client().get(f"/item/{key_of(run.store, row['id'])}").text
+
+    blinded, shown = page(), page(blind=False)
     assert re.search(r"Does this map show what <em>.*the output.*</em> depends on\?", blinded)
     assert "evidence for" not in blinded
-    hidden = Server(run.store, blind_class=True).client().get(f"/item/{key_of(run.store, name)}").text
-    assert "Does this map show what the output depends on?" in hidden
-    shown = Server(run.store, blind=False).client().get(f"/item/{key_of(run.store, name)}").text
-    assert f"<dt>Value</dt><dd>{run.queue()[0]['output']:.4g}" in shown
+    assert "Does this map show what the output depends on?" in page(blind_class=True)
+    assert f"<dt>Value</dt><dd>{row['output']:.4g}" in shown
     assert "should depend on" in shown
     assert "p = " not in shown
 
 
-def test_an_output_has_its_number_or_name(photos, tmp_path):
-    several = equicam.audit(photos, regressor(3), tmp_path / "several", views=2, target=2, n=2)
-    several.triage(budget="100%")
-    assert {row["class"] for row in several.queue()} == {"output 2"}
-    model = regressor(2, ["age", "grade"])
-    named = equicam.audit(photos, model, tmp_path / "named", views=2, target="grade", n=2)
-    named.triage(budget="100%")
-    assert {row["class"] for row in named.queue()} == {"grade"}
-
-
 @pytest.mark.parametrize(
-    ("outputs", "classes", "more", "name"),
-    [
-        (1, None, [], "the output"),
-        (3, None, ["--target", "2"], "output 2"),
-        (2, ["age", "grade"], ["--target", "grade"], "grade"),
-    ],
+    ("given", "target", "name"), [((3,), 2, "output 2"), ((2, ["age", "grade"]), "grade", "grade")]
 )
-def test_explain_prints_and_writes_the_value(photos, tmp_path, outputs, classes, more, name):
+def test_an_output_has_its_number_or_name(photos, tmp_path, given, target, name):
+    found = equicam.audit(photos, regressor(*given), tmp_path / "run", views=2, target=target, n=2)
+    found.triage(budget="100%")
+    assert {row["class"] for row in found.queue()} == {name}
+
+
+NAMED = {"the output": (1, None, []), "output 2": (3, None, ["--target", "2"])}
+NAMED["grade"] = 2, ["age", "grade"], ["--target", "grade"]
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_explain_prints_and_writes_the_value(photos, tmp_path, name):
+    outputs, classes, more = NAMED[name]
     (tmp_path / "mine.py").write_text(MODEL.format(outputs=outputs, classes=classes))
     model = f"{tmp_path / 'mine.py'}:build"
     options = [photos / "0.png", "--model", model, "--views", 2, "--out", tmp_path / "out", *more]

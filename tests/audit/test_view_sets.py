@@ -19,13 +19,14 @@ SETS = {
 }
 
 
+OPTIONS = {"n": 8, "calibrate": 4, "shard_size": 4}
+
+
 @pytest.fixture(scope="module", params=SETS)
 def audited(request, patches, tmp_path_factory):
     """A run of one of the sets, ranked."""
-    views = SETS[request.param]
-    out = tmp_path_factory.mktemp("sets") / "run"
-    model = equicam.load("embedded")
-    run = equicam.audit(patches, model, out, views=views, n=8, calibrate=4, shard_size=4)
+    views, out = SETS[request.param], tmp_path_factory.mktemp("sets") / "run"
+    run = equicam.audit(patches, equicam.load("embedded"), out, views=views, **OPTIONS)
     run.triage("100%")
     return views, run
 
@@ -33,9 +34,7 @@ def audited(request, patches, tmp_path_factory):
 def test_rows_and_manifest_are_of_the_set(audited):
     views, run = audited
     manifest = equicam.open_run(run.folder).manifest
-    assert manifest.transforms == views.transforms
-    assert manifest.labels == views.labels
-    assert manifest.presented == 0
+    assert (manifest.transforms, manifest.labels, manifest.presented) == (views.transforms, views.labels, 0)
     assert manifest.recipe.fill == ("reflect" if views.radius == 1 else "coverage")
     for row in run.items.to_pylist():
         assert row["status"] == "ok"
@@ -47,11 +46,9 @@ def test_rows_and_manifest_are_of_the_set(audited):
 def test_the_report_names_the_views(audited):
     views, run = audited
     text = run.report().read_text()
-    page = Page(text)
-    for label in views.labels:
-        assert f"Map of the view {label}, aligned." in text
-    assert view_curve.curve_order(views.transforms) in page.text
-    assert "when the image is transformed?" in page.text
+    assert all(f"Map of the view {label}, aligned." in text for label in views.labels)
+    for words in (view_curve.curve_order(views.transforms), "when the image is transformed?"):
+        assert words in Page(text).text
     assert json.loads((run.folder / "report.json").read_text())["manifest"]["views"] == list(views.labels)
 
 
@@ -67,8 +64,7 @@ def test_the_review_page_names_the_views(audited):
     assert facts["presented_view"] == 0
     text = client.get(f"/item/{item}").text
     assert 'class="curve"' in text
-    for label in views.labels:
-        assert f'data-label="{label}"' in text
+    assert all(f'data-label="{label}"' in text for label in views.labels)
     for kind in ("presented", "strip", f"view-{len(views) - 1}", f"thumb-{len(views) - 1}"):
         assert client.get(f"/image/{item}/{kind}").status_code == 200
     assert client.get(f"/image/{item}/view-{len(views)}").status_code == 404
@@ -77,11 +73,10 @@ def test_the_review_page_names_the_views(audited):
 def test_it_resumes_and_verifies_and_another_set_is_refused(audited, patches):
     views, run = audited
     assert run.verify(2).ok
-    model = equicam.load("embedded")
-    options = {"n": 8, "calibrate": 4, "shard_size": 4}
-    equicam.audit(patches, model, run.folder, views=views, **options)
+    command = patches, equicam.load("embedded"), run.folder
+    equicam.audit(*command, views=views, **OPTIONS)
     with pytest.raises(equicam.EquicamError, match="views was"):
-        equicam.audit(patches, model, run.folder, views=Views.dihedral(8), **options)
+        equicam.audit(*command, views=Views.dihedral(8), **OPTIONS)
 
 
 def test_no_part_that_every_view_covers_has_a_white_tile():
@@ -95,8 +90,7 @@ def test_curves_are_over_angles_where_there_are_angles():
     correlations = [1.0, 0.4, 0.9, 0.2, 0.8, None]
     rotations = view_curve.view_curve(Views.evenly(6).transforms, correlations)
     assert "270°" in rotations
-    assert rotations.count("<polyline") == 2
-    assert rotations.count("<path") == 2
+    assert (rotations.count("<polyline"), rotations.count("<path")) == (2, 2)
     assert "by angle; lowest 0.20 in the view 180°." in rotations
     mirrored = view_curve.view_curve(Views.dihedral(6).transforms, correlations)
     assert 'stroke-dasharray="2 2"' in mirrored
