@@ -250,15 +250,12 @@ def test_fine_tunes_differ_on_both_sides():
     assert judged("app.RESISC45.Grad-CAM.Ins", 0.1, 0.001).verdict == "undecided"
 
 
-def test_numbers_of_the_first_classes_need_a_sample_of_the_first_classes():
+def test_numbers_of_the_first_classes_need_a_sample_of_the_first_fifth(context):
     name = "main.RISE.resnet50.eq"
     assert claims()[name].of_first_classes
     assert judged(name, 0.421, 0.001, of_first_classes=True).verdict == "matches"
     row = judged(name, 0.421, 0.001)
     assert (row.verdict, row.why.code) == ("undecided", "other-sample")
-
-
-def test_the_first_classes_are_the_first_fifth(context):
     labelled = replace(context, n=None)
     labelled.__dict__["sample"] = [Item(f"{i}", Path("x"), label=i % 10) for i in range(50)]
     of = {"method": "grad-cam", "score": "eq", "region": "disc", "value": 0.5}
@@ -268,49 +265,40 @@ def test_the_first_classes_are_the_first_fifth(context):
     assert sorted(int(i) % 10 for i in found["id"].to_pylist()) == [0] * 5 + [1] * 5
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "half"),
-    [
-        ("blur.sigma0", "0.700", 0.0005),
-        ("code.spread.gc.eq", "0.700", 0.0005),
-        ("audit.diff", "0.10 [0.08, 0.12]", 0.005),
-        ("label.Grad-CAM.drop", "0.0060", 0.00005),
-        ("gain.resnet50", "36.0", 0.05),
-        ("gain.vit_b_16", "247", 0.5),
-        ("tsweep.resnet50.add.T12", "0.7", 0.05),
-    ],
-)
-def test_printed_zeros_are_digits(name, text, half):
-    assert claims()[name].text.startswith(text)
-    assert rounding(name) == half < margin(name)
-    row = judged(name, sum(published_range(name)) / 2, half / 100)
-    if name.startswith("label."):
-        assert row.why.code == "one-training"
-    else:
-        assert row.verdict == "matches"
+PRINTED = {
+    "blur.sigma0": ("0.700", 0.0005),
+    "code.spread.gc.eq": ("0.700", 0.0005),
+    "audit.diff": ("0.10 [0.08, 0.12]", 0.005),
+    "label.Grad-CAM.drop": ("0.0060", 0.00005),
+    "gain.resnet50": ("36.0", 0.05),
+    "gain.vit_b_16": ("247", 0.5),
+    "tsweep.resnet50.add.T12": ("0.7", 0.05),
+}
 
 
-def test_the_rounding_is_half_a_unit_of_the_last_digit_and_relative_gains_are_in_percent():
+def test_the_rounding_is_half_a_unit_of_the_last_digit_also_where_it_is_a_zero():
+    for name, (text, half) in PRINTED.items():
+        assert claims()[name].text.startswith(text)
+        assert rounding(name) == half < margin(name)
+        row = judged(name, sum(published_range(name)) / 2, half / 100)
+        assert row.why.code == "one-training" if name.startswith("label.") else row.verdict == "matches", name
     printed = {"main.Grad-CAM.vit_b_16.eq": 0.0005, "audit.r.PEUM": 0.005}  # .250, two digits
     assert {name: rounding(name) for name in printed} == printed
+    # relative gains are in percent
     assert {margin(name) for name, claim in claims().items() if "gain %" in claim.metric} == {5.0}
 
 
-@pytest.mark.parametrize(
-    ("value", "margin", "rounding", "verdict"),
-    [
-        # .0296 from .500, and up to .0346 from what was printed as .50
-        (0.5295, 0.03, 0.0, "matches"),
+def test_printed_digits_bound_what_can_be_decided():
+    for value, near, digits, verdict in (
+        (0.5295, 0.03, 0.0, "matches"),  # .0296 from .500, and up to .0346 from what was printed as .50
         (0.5295, 0.03, 0.005, "undecided"),
         (0.5245, 0.03, 0.005, "matches"),
         (0.5, 0.001, 0.002, "undecided"),  # more than the printed digits say
         (0.51, 0.001, 0.002, "differs"),
-    ],
-)
-def test_printed_digits_bound_what_can_be_decided(value, margin, rounding, verdict):
-    found, why = judge((0.5, 0.5), estimate(value, 0.0001), margin, rounding=rounding)
-    assert found == verdict
-    assert (why is not None and why.code == "coarse") == (value == 0.5)
+    ):
+        found, why = judge((0.5, 0.5), estimate(value, 0.0001), near, rounding=digits)
+        assert found == verdict
+        assert (why is not None and why.code == "coarse") == (value == 0.5)
 
 
 SIGNIFICANCE = {
@@ -618,10 +606,10 @@ def test_networks_and_domains_that_no_claim_is_about_are_named(context, backbone
     assert bool(lines) == warned
 
 
-@pytest.mark.parametrize(
-    ("found", "verdict"),
-    [(6.6, "matches"), (7.2, "matches"), (5.7, "differs"), (7.6, "differs"), (7.4, "undecided")],
-)
+RANGE = [(6.6, "matches"), (7.2, "matches"), (5.7, "differs"), (7.6, "differs"), (7.4, "undecided")]
+
+
+@pytest.mark.parametrize(("found", "verdict"), RANGE)
 def test_both_ends_of_a_published_range_have_one_verdict_of_an_a100s_time(found, verdict):
     """Six views are published at 6.4 to 6.9 times one Grad-CAM, and the margin is 0.5."""
     rows = list(cost.over_one(6, Both(estimate(3.0, 0.1), estimate(found, 0.1)), "here", claimed=True))
