@@ -64,11 +64,15 @@ def domain(source, tmp_path):
     return tmp_path
 
 
+@pytest.fixture
+def arch(domain):
+    return f"{domain / 'nets.py'}:tiny"
+
+
 OPTIONS = {"epochs": 4, "batch": 8, "rate": 1e-2, "workers": 0, "device": "cpu"}
 
 
-def test_it_learns_and_its_weights_load_with_the_class_names(domain):
-    arch = f"{domain / 'nets.py'}:tiny"
+def test_it_learns_and_its_weights_load_with_the_class_names(domain, arch):
     lines = []
     path, found = finetune(domain / "data", arch, domain / "out", **OPTIONS, progress=lines.append)
     assert found.balanced > 0.9
@@ -88,9 +92,8 @@ def test_it_learns_and_its_weights_load_with_the_class_names(domain):
 
 
 @pytest.mark.parametrize("rotated", [False, True])
-def test_interrupted_it_resumes_to_the_same_weights(domain, rotated, monkeypatch):
+def test_interrupted_it_resumes_to_the_same_weights(domain, arch, rotated, monkeypatch):
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
-    arch = f"{domain / 'nets.py'}:tiny"
     options = OPTIONS | {"rotation_augment": rotated}
     whole, _ = finetune(domain / "data", arch, domain / "whole", **options)
 
@@ -106,20 +109,17 @@ def test_interrupted_it_resumes_to_the_same_weights(domain, rotated, monkeypatch
     lines = []
     cut, _ = finetune(domain / "data", arch, domain / "cut", **options, progress=lines.append)
     assert lines[0].startswith("epoch 3")
-    a, b = load_file(whole), load_file(cut)
-    assert a.keys() == b.keys()
-    assert all(torch.equal(a[k], b[k]) for k in a)
+    torch.testing.assert_close(load_file(cut), load_file(whole), rtol=0, atol=0)
 
 
-def test_checkpoints_are_a_minute_apart(domain, monkeypatch):
+def test_checkpoints_are_a_minute_apart(domain, arch, monkeypatch):
     """Epochs of 25 s: the third ends 75 s after the beginning, the sixth 75 s after the checkpoint of the third."""
     now = [0.0]
     monkeypatch.setattr(training, "monotonic", lambda: now[0])
-    saved = []
-    save = training.Training._save
-    counted = lambda self: (saved.append(len(self.history)), save(self))  # noqa: E731
-    monkeypatch.setattr(training.Training, "_save", counted)
-    plain_epoch = training.Training._epoch
+    saved, save, plain_epoch = [], training.Training._save, training.Training._epoch
+    monkeypatch.setattr(
+        training.Training, "_save", lambda self: saved.append(len(self.history)) or save(self)
+    )
 
     def epoch(self, *given):
         now[0] += 25
@@ -127,12 +127,11 @@ def test_checkpoints_are_a_minute_apart(domain, monkeypatch):
 
     monkeypatch.setattr(training.Training, "_epoch", epoch)
     options = OPTIONS | {"epochs": 7, "patience": 7}
-    finetune(domain / "data", f"{domain / 'nets.py'}:tiny", domain / "out", **options)
+    finetune(domain / "data", arch, domain / "out", **options)
     assert saved == [3, 6]
 
 
-def test_seeds_and_rotated_images_make_other_weights(domain):
-    arch = f"{domain / 'nets.py'}:tiny"
+def test_seeds_and_rotated_images_make_other_weights(domain, arch):
     short = OPTIONS | {"epochs": 1}
     made = [
         load_file(finetune(domain / "data", arch, domain / f"o{i}", **short | more)[0])["7.weight"]
@@ -143,7 +142,7 @@ def test_seeds_and_rotated_images_make_other_weights(domain):
     assert not torch.allclose(made[0], made[3])
 
 
-def test_the_caller_s_generators_stay_as_they_were(domain):
+def test_the_caller_s_generators_stay_as_they_were(domain, arch):
     """The weights depend on the seed alone, and the caller's random numbers do not depend on the training."""
 
     def states():
@@ -155,27 +154,24 @@ def test_the_caller_s_generators_stay_as_they_were(domain):
         random.seed(seed)
         before, during = states(), []
         path, _ = finetune(
-            domain / "data", f"{domain / 'nets.py'}:tiny", domain / f"o{i}", **OPTIONS | {"epochs": 2},
+            domain / "data", arch, domain / f"o{i}", **OPTIONS | {"epochs": 2},
             rotation_augment=True, progress=lambda _line, during=during: during.append(states()),
         )  # fmt: skip
         assert states() == before
         assert during == [before, before]
         weights.append(load_file(path))
         numbers.add(random.random())  # type checks in tests draw from it, so only reseeding shows
-    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+    torch.testing.assert_close(*weights, rtol=0, atol=0)
     assert len(numbers) == 2
 
 
-def test_it_stops_early_and_keeps_the_best(domain):
-    arch = f"{domain / 'nets.py'}:tiny"
-    lines = []
-    options = OPTIONS | {"epochs": 30, "patience": 2}
+def test_it_stops_early_and_keeps_the_best(domain, arch):
+    lines, options = [], OPTIONS | {"epochs": 30, "patience": 2}
     finetune(domain / "data", arch, domain / "out", **options, progress=lines.append)
     assert len(lines) < 30
 
 
-def test_weights_to_start_from_may_lack_the_head_but_must_fit(domain):
-    arch = f"{domain / 'nets.py'}:tiny"
+def test_weights_to_start_from_may_lack_the_head_but_must_fit(domain, arch):
     given = {f"0.{k}": torch.full_like(v, 0.25) for k, v in equicam.load(arch).module[0].state_dict().items()}
     save_file(given, domain / "start.safetensors")
     model = initial_model(arch, domain / "start.safetensors", 3)
@@ -186,8 +182,7 @@ def test_weights_to_start_from_may_lack_the_head_but_must_fit(domain):
         initial_model(arch, domain / "other.safetensors", 3)
 
 
-def test_a_name_without_separator_and_suffix_is_no_file_to_start_from(domain, monkeypatch):
-    arch = f"{domain / 'nets.py'}:tiny"
+def test_a_name_without_separator_and_suffix_is_no_file_to_start_from(domain, arch, monkeypatch):
     given = {k: torch.full_like(v, 0.25) for k, v in equicam.load(arch).module.state_dict().items()}
     torch.save(given, domain / "random")
     monkeypatch.chdir(domain)
@@ -206,13 +201,13 @@ def test_torchvision_and_timm_heads_are_exchanged():
     assert initial_model("timm:vit_tiny_patch16_224", "random", 5).module.head.out_features == 5
 
 
-def test_one_class_is_refused(domain):
+def test_one_class_is_refused(domain, arch):
     with pytest.raises(EquicamError, match="two classes or more"):
-        finetune(domain / "data" / "train" / "red", f"{domain / 'nets.py'}:tiny", domain / "out", train=None)
+        finetune(domain / "data" / "train" / "red", arch, domain / "out", train=None)
 
 
-def test_the_command_says_how_good_it_is(domain):
-    where = ["--arch", f"{domain / 'nets.py'}:tiny", "--out", str(domain / "out")]
+def test_the_command_says_how_good_it_is(domain, arch):
+    where = ["--arch", arch, "--out", str(domain / "out")]
     options = ["--epochs", "1", "--workers", "0", "--device", "cpu"]
     command = ["finetune", str(domain / "data"), *where, *options]
     result = CliRunner(env={"COLUMNS": "160"}).invoke(app, command)

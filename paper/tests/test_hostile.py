@@ -80,11 +80,8 @@ def test_damaged_lists_of_published_sets_are_refused(tmp_path):
     devkit.mkdir()
     (devkit / "ILSVRC2012_val_00000001.JPEG").touch()
     (devkit / "ILSVRC2012_validation_ground_truth.txt").write_bytes(b"\xff\0")
-    for data in (
-        b"",
-        b"MATLAB 5.0 MAT-file" + b" " * 105 + b"\0\1IM" + b"\x0f\0\0\0" + b"\xff" * 64,
-        bytes(200),
-    ):
+    matlab = b"MATLAB 5.0 MAT-file" + b" " * 105 + b"\0\1IM" + b"\x0f\0\0\0" + b"\xff" * 64
+    for data in (b"", matlab, bytes(200)):
         (devkit / "meta.mat").write_bytes(data)
         with pytest.raises(EquicamError, match=r"meta\.mat' needs synsets"):
             find_items(devkit)

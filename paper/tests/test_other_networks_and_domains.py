@@ -102,12 +102,9 @@ def test_equal_compute(tiles, out, light_rise, costly):
         assert "--model resnet50" in answered("equal-compute", other)["equal.rise400"].note
 
 
-def test_maps_that_the_authors_do_not_stretch_are_also_measured_stretched(
-    tiles, tmp_path, light_rise, monkeypatch
-):
+def test_stretched_maps_of_masks_are_measured_too(tiles, tmp_path, light_rise, monkeypatch):
     """By the same scores of masked images; by our protocol it is the same number."""
-    scored = []
-    score = masking.predict
+    scored, score = [], masking.predict
     monkeypatch.setattr(masking, "predict", lambda *a, **k: scored.append(len(a[1])) or score(*a, **k))
     context = Context(cnn(), tiles, tmp_path, n=2, costly=True)
     rows = by_label("equal-compute", context)
@@ -119,8 +116,7 @@ def test_maps_that_the_authors_do_not_stretch_are_also_measured_stretched(
     assert abs(alone.value - stretched.value) > 0.01
     with pytest.raises(ValueError, match="names of other methods: rise-400"):
         context.evaluate({"rise-400": METHODS["rise-400"]}, protocol="paper")
-    masks, channels = 12, 6
-    assert sum(scored) == 2 * 8 * (masks + channels)  # two images, eight presentations each, scored once
+    assert sum(scored) == 2 * 8 * (12 + 6)  # images, presentations, masks and channels, each scored once
 
 
 def test_costly_rows_of_other_networks_stand_alone(tiles, out, light_rise):
@@ -170,19 +166,24 @@ def test_transformer_rows(tiles, out):
     assert not ran(answered("vit-attribution", Context(cnn(), tiles, out)))
 
 
-def tokens(kind):
+def of_tokens(kind, tiles, out):
+    """A context of a transformer, and its layers after the last attention."""
     torch.manual_seed(0)
     if kind == "torchvision":
         net = VisionTransformer(32, 8, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=16, num_classes=3)
         torch.nn.init.normal_(net.heads.head.weight)  # torchvision's starts at zero
-        return net.eval(), ("encoder.layers.encoder_layer_1.ln_2", "encoder.layers.encoder_layer_1")
-    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
-    return timm.models.VisionTransformer(**sizes).eval(), ("blocks.1.norm2", "blocks.1")
-
-
-def of_tokens(kind, tiles, out):
-    net, layers = tokens(kind)
-    model = equicam.wrap(net, preprocess=lambda p: small(p).float())
+        layers = ("encoder.layers.encoder_layer_1.ln_2", "encoder.layers.encoder_layer_1")
+    else:
+        sizes = {
+            "img_size": 32,
+            "patch_size": 8,
+            "embed_dim": 16,
+            "depth": 2,
+            "num_heads": 2,
+            "num_classes": 3,
+        }
+        net, layers = timm.models.VisionTransformer(**sizes), ("blocks.1.norm2", "blocks.1")
+    model = equicam.wrap(net.eval(), preprocess=lambda p: small(p).float())
     return Context(model, tiles, out, backbone="vit_b_16"), layers
 
 
@@ -232,16 +233,13 @@ def test_cub(birds, tiles, out):
     assert "--data CUB_200_2011" in answered("cub", Context(cnn(), tiles, out))["cub.pg.vgg16"].note
 
 
-def test_boxes_alone_are_not_birds(tiles, out, tmp_path):
-    """Other images with boxes, as ImageNet's validation images have, answer no claim about CUB-200-2011."""
+def test_boxes_alone_are_not_birds(tiles, out, tmp_path, in_domain):
+    """Other images, also those with boxes as ImageNet's validation images have, answer no claim about CUB-200-2011."""
     lines = "".join(f"{path},0,10 20 60 50\n" for path in sorted(tiles.rglob("*.png")))
     (tmp_path / "items.csv").write_text("path,label,boxes\n" + lines)
     context = Context(cnn(), tmp_path / "items.csv", out)
     assert list(load_experiment("localisation").run(context))
     assert not ran(answered("cub", context))
-
-
-def test_only_birds_answer_claims_about_rotated_training_on_birds(in_domain):
     rows = list(load_experiment("cub-rotation").rows(in_domain("")))
     assert {row.verdict for row in rows if row.claim} == {"not run"}
     assert any("on CUB-200-2011" in row.published for row in rows if not row.claim)

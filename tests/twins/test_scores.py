@@ -3,7 +3,7 @@
 import math
 from functools import partial
 from importlib import import_module
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -34,16 +34,15 @@ from equicam.evaluate.similarity import MEASURES, _ranks, compare_planes, ssim
 from equicam.protocol import OURS, PAPER
 from tests.conftest import Cnn, assert_alive, seeded
 
-SIZE = 28
+SIZE, OTHERS = 28, ("dihedral", "scale", "shift")
 
 
 def planes(count: int, seed: int = 0, size: int = SIZE) -> torch.Tensor:
     """Rectified smooth planes in [0, 1] with plateaus of zeros, as maps are."""
     made = torch.Generator().manual_seed(seed)
     coarse = torch.randn(count, 1, 5, 5, generator=made, dtype=torch.float64)
-    found = torch.nn.functional.interpolate(coarse, (size, size), mode="bicubic", align_corners=True)[
-        :, 0
-    ].relu()
+    large = torch.nn.functional.interpolate(coarse, (size, size), mode="bicubic", align_corners=True)
+    found = large[:, 0].relu()
     found = found / found.amax((-2, -1), keepdim=True)
     assert_alive(found)
     assert (found == 0).flatten(1).double().mean(1).min() > 0.05
@@ -116,10 +115,8 @@ def assert_is_the_loop(found, moved, references, region, radius=1.0, close=1e-12
     for a, reference in enumerate(references):
         for i, plane in enumerate(moved[a]):
             own = picked(plane, region, radius)
-            each = [
-                scipy_stats.pearsonr(own, picked(one, region, radius))[0] if own.std() else 0.0
-                for one in reference
-            ]
+            others = [picked(one, region, radius) for one in reference]
+            each = [scipy_stats.pearsonr(own, other)[0] if own.std() else 0.0 for other in others]
             assert found.value[a, i].item() == pytest.approx(each[i], abs=close)
             assert found.floor[a, i].item() == pytest.approx(np.mean(np.delete(each, i)), abs=close)
 
@@ -137,15 +134,12 @@ def test_equivariance_is_the_loop(region, fill):
 
 def test_regions_are_lent_by_the_nearest_unrelated_image():
     groups = ["a", "a", "b", None, "b", "a", None]
-    n = len(groups)
-    unrelated = torch.tensor(
-        [[i != j and (groups[i] is None or groups[i] != groups[j]) for j in range(n)] for i in range(n)]
-    )
-    x = torch.zeros(n, 1)
-    found = causal._lenders(unrelated, x).tolist()
-    for i, lender in enumerate(found):
-        wanted = next(j % n for j in range(i - 1, i - n, -1) if unrelated[i, j % n])
-        assert lender == wanted
+    n, x = len(groups), torch.zeros(len(groups), 1)
+    unrelated = [
+        [i != j and (a is None or a != b) for j, b in enumerate(groups)] for i, a in enumerate(groups)
+    ]
+    wanted = [next(j % n for j in range(i - 1, i - n, -1) if unrelated[i][j % n]) for i in range(n)]
+    assert causal._lenders(torch.tensor(unrelated), x).tolist() == wanted
     assert causal._lenders(None, x).tolist() == [6, 0, 1, 2, 3, 4, 5]
     assert causal._lenders(torch.zeros(2, 2, dtype=torch.bool), x[:2]).tolist() == [0, 1]  # nobody lends
 
@@ -201,34 +195,29 @@ def test_zero_filling_rewards_noise_and_the_disc_does_not():
         noise = torch.rand(18, count, 7, 7, generator=made, dtype=torch.float64)
         return chain.trace("combined", [views.align(noise, fill).mean(0)])["map"]
 
-    scores = {
-        (fill, region): equivariance(
-            averaged(fill)[None], averaged(fill), (45,), region=region, fill="zeros"
-        ).value.mean()
-        for fill, region in (("zeros", "full"), ("reflect", "disc"))
-    }
-    assert scores["zeros", "full"] > 0.7
-    assert abs(scores["reflect", "disc"]) < 0.25
+    def score(fill, region):
+        rotated, presented = averaged(fill)[None], averaged(fill)
+        return equivariance(rotated, presented, (45,), region=region, fill="zeros").value.mean()
+
+    assert score("zeros", "full") > 0.7
+    assert abs(score("reflect", "disc")) < 0.25
 
 
 def test_the_coverage_map_scores_090_under_the_published_protocol():
-    cover = controls.coverage_map(
-        Views.evenly(18), (7, 7), (224, 224), like=torch.zeros(1, dtype=torch.float64)
-    )
-    maps = controls.times_coverage(torch.ones(1, 224, 224, dtype=torch.float64), cover)
+    ones = torch.ones(1, 224, 224, dtype=torch.float64)
+    cover = controls.coverage_map(Views.evenly(18), (7, 7), (224, 224), like=ones)
+    maps = controls.times_coverage(ones, cover)
     published = equivariance(maps.expand(7, 1, -1, -1), maps, ANGLES, region="full", fill="zeros")
     assert published.value.mean().item() == pytest.approx(0.904, abs=0.002)
     clean = equivariance(maps.expand(7, 1, -1, -1), maps, ANGLES)
     assert clean.value.mean().item() == pytest.approx(0.515, abs=0.003)
 
 
-PROBS = torch.tensor(
-    [
-        [[0.7, 0.2, 0.1], [0.3, 0.4, 0.3]],
-        [[0.35, 0.45, 0.2], [0.1, 0.8, 0.1]],
-        [[0.9, 0.1, 0], [0.6, 0.2, 0.2]],
-    ]
+FIRST, SECOND = (
+    [[0.7, 0.2, 0.1], [0.35, 0.45, 0.2], [0.9, 0.1, 0]],
+    [[0.3, 0.4, 0.3], [0.1, 0.8, 0.1], [0.6, 0.2, 0.2]],
 )
+PROBS = torch.tensor([FIRST, SECOND]).swapaxes(0, 1)  # of two images
 TARGET = torch.tensor([0, 1])
 
 
@@ -241,9 +230,8 @@ def test_conditions_by_hand():
     value = torch.tensor([[0.2, 0.4], [0.8, 0.6]])
     assert torch.allclose(mean_where(value, found.consistent), torch.tensor([0.8, 0.4]))
     assert mean_where(value, torch.zeros(2, 2, dtype=torch.bool)).isnan().all()
-    assert torch.allclose(
-        weighted_mean(value, found.confidence_kept), torch.tensor([(0.1 + 0.8) / 1.5, (0.4 + 0.3) / 1.5])
-    )
+    weighted = torch.tensor([(0.1 + 0.8) / 1.5, (0.4 + 0.3) / 1.5])
+    assert torch.allclose(weighted_mean(value, found.confidence_kept), weighted)
     assert found.flip_rate.tolist() == [0.5, 0.5]
     expected = torch.tensor([(0.5 + 1 - 9 / 7) / 2, (1 - 2 + 0.5) / 2], dtype=torch.float64)
     assert torch.allclose(Predictions(PROBS.double(), TARGET).confidence_drop, expected)
@@ -284,13 +272,10 @@ def test_insertion_and_deletion_are_the_loop(kind, whole_pixels):
             assert area == pytest.approx(np.trapezoid(expected, dx=1 / steps), abs=1e-12)
 
 
-def test_a_curve_that_stays_at_one_scores_one_or_the_published_0952():
+def test_a_curve_that_stays_at_one_scores_one_or_the_published_0952_and_equal_pixels_keep_reading_order():
     ones = torch.ones(1, 21)
     assert faithfulness.area(ones).item() == pytest.approx(1)
     assert faithfulness.area(ones, PAPER.curve_divisor).item() == pytest.approx(20 / 21)
-
-
-def test_equal_pixels_keep_reading_order():
     assert faithfulness._pixel_ranks(torch.zeros(1, 2, 3))[0].flatten().tolist() == [0, 1, 2, 3, 4, 5]
 
 
@@ -303,10 +288,8 @@ def test_drift_and_agreement_regions_by_sorting():
     for i in range(2):
         for name, value in (("drift", (h - back).abs()), ("agreement", torch.minimum(h, back))):
             flat = np.where(valid.numpy(), value[i].numpy(), -1).ravel()
-            assert (
-                sorted(np.argsort(-flat, kind="stable")[:count])
-                == found[name][i].flatten().nonzero().flatten().tolist()
-            )
+            largest = sorted(np.argsort(-flat, kind="stable")[:count])
+            assert largest == np.flatnonzero(found[name][i]).tolist()
         for name, mask in found.items():
             assert not (mask[i] & ~valid).any(), name
             assert abs(int(mask[i].sum()) - count) <= 0.12 * count, name
@@ -322,11 +305,7 @@ def test_drift_and_agreement_regions_by_sorting():
 
 @pytest.mark.parametrize(
     ("protocol", "group"),
-    [
-        (OURS, (30, 180)),
-        (PAPER, (30, 180)),
-        *((OURS, GROUPS[name][-2:]) for name in ("dihedral", "scale", "shift")),
-    ],
+    [(PAPER, (30, 180)), *((OURS, g) for g in ((30, 180), *(GROUPS[name][-2:] for name in OTHERS)))],
 )
 def test_occlusion_is_the_loop(protocol, group):
     x, target = torch.randn(2, 3, SIZE, SIZE, dtype=torch.float64), torch.tensor([0, 1])
@@ -338,21 +317,18 @@ def test_occlusion_is_the_loop(protocol, group):
     outside = ~disc((SIZE, SIZE), x.device, views.radius)
     for a, (one, inverse) in enumerate(zip(views.transforms, views.inverses, strict=True)):
         moved, aligned = transform_all(x, [one])[0], carry(maps[a + 1], [inverse])[0]
-        masks = causal._regions(
-            maps[0], aligned, protocol.region, streams, views.radius, controls=protocol.causal_controls
-        )
+        where = (protocol.region, streams, views.radius)
+        masks = causal._regions(maps[0], aligned, *where, controls=protocol.causal_controls)
         for name, mask in masks.items():
             assert mask.any()
             assert protocol.region == "full" or not (mask & outside).any()
             for i in range(2):
                 carried = carry(mask[i].double(), [one])[0]
                 carried = carried if protocol.soft_masks else (carried >= 0.5).double()
-                for drops, image, where in (
-                    (found.presented, x[i], mask[i].double()),
-                    (found.rotated, moved[i], carried),
-                ):
+                own = mask[i].double()
+                for drops, image, hide in ((found.presented, x[i], own), (found.rotated, moved[i], carried)):
                     blurred = gaussian_blur(image[None], [51, 51], [10.0, 10.0])[0]
-                    hidden = image * (1 - where) + blurred * where
+                    hidden = image * (1 - hide) + blurred * hide
                     before, after = (bright(v[None])[0, target[i]].item() for v in (image, hidden))
                     assert drops[name][a, i].item() == pytest.approx(before - after, abs=1e-12)
     assert max(v.abs().max() for v in found.presented.values()) > 1e-3
@@ -406,12 +382,9 @@ def test_disagreement_is_the_mean_over_pairs():
     maps = torch.stack([planes(2, seed=s) for s in range(4)])
     found = correlate_views(maps, "disc").disagreement
     for i in range(2):
-        pairs = [
-            1 - scipy_stats.pearsonr(picked(maps[s, i], "disc"), picked(maps[t, i], "disc"))[0]
-            for s in range(4)
-            for t in range(s)
-        ]
-        assert found[i].item() == pytest.approx(np.mean(pairs), abs=1e-12)
+        pairs = combinations([picked(one, "disc") for one in maps[:, i]], 2)
+        expected = np.mean([1 - scipy_stats.pearsonr(*pair)[0] for pair in pairs])
+        assert found[i].item() == pytest.approx(expected, abs=1e-12)
 
 
 def test_calibration_compares_in_the_presented_frame():
@@ -427,7 +400,7 @@ def test_calibration_compares_in_the_presented_frame():
     assert metrics.calibration(torch.zeros_like(spot), maps, (90, 180), "disc").isnan().all()
 
 
-@pytest.mark.parametrize("group", ["dihedral", "scale", "shift"])
+@pytest.mark.parametrize("group", OTHERS)
 def test_calibration_under_other_groups_is_the_loop(group):
     maps, peum = torch.stack([planes(2, seed=s) for s in range(3)]), planes(2, seed=9)
     views = Views(GROUPS[group][-2:])
@@ -466,9 +439,7 @@ def test_stages_are_the_loop(combine):
 
     def at(stage, i, j):
         if stage in ("activations", "gradients"):
-            a, b = (
-                getattr(t, "activations" if stage == "activations" else "gradients") for t in (after, before)
-            )
+            a, b = (getattr(t, stage) for t in (after, before))
             live = range(3) if stage == "activations" else range(4)
             return np.mean([r(a[i, k], rotate(b[j, k], 30)) for k in live])
         if stage == "pooled-cosine":
@@ -482,11 +453,10 @@ def test_stages_are_the_loop(combine):
         planes_ = [combine(t.activations, t.gradients) for t in (after, before)]
         planes_ = [p.relu() for p in planes_] if stage != "combined" else planes_
         if stage in ("upsampled", "map"):
-            big = [
-                torch.nn.functional.interpolate(p[:, None], (24, 24), mode="bilinear")[:, 0] for p in planes_
-            ]
-            round_ = disc((24, 24), big[0].device).numpy()
-            return scipy_stats.pearsonr(big[0][i].numpy()[round_], rotate(big[1][j], 30).numpy()[round_])[0]
+            enlarge = partial(torch.nn.functional.interpolate, size=(24, 24), mode="bilinear")
+            a, b = (enlarge(p[:, None])[:, 0] for p in planes_)
+            round_ = disc((24, 24), a.device).numpy()
+            return scipy_stats.pearsonr(a[i].numpy()[round_], rotate(b[j], 30).numpy()[round_])[0]
         return r(planes_[0][i], rotate(planes_[1][j], 30))
 
     assert ("weights" in found) == (combine is not layer_cam)
@@ -508,16 +478,13 @@ def test_a_constant_gradient_has_no_eq_and_a_reason():
 
 def test_the_published_reference_is_rectified_after_rotation():
     before, after = trace(1), trace(2)
-    clean = stages(before, [after], (30,), grad_cam, region="full", fill="zeros", **OPTIONS)
-    theirs = stages(
-        before, [after], (30,), grad_cam, region="full", fill="zeros", rectify_last=True, **OPTIONS
-    )
+    find = partial(stages, before, [after], (30,), grad_cam, region="full", fill="zeros", **OPTIONS)
+    clean, theirs = find(), find(rectify_last=True)
     assert torch.equal(clean["combined"].value, theirs["combined"].value)
     assert not torch.equal(clean["rectified"].value, theirs["rectified"].value)
     reference = rotate(grad_cam(before.activations, before.gradients)[0], 30, fill="zeros").relu()
-    expected = np.corrcoef(
-        grad_cam(after.activations, after.gradients)[0].relu().flatten(), reference.flatten()
-    )[0, 1]
+    own = grad_cam(after.activations, after.gradients)[0].relu()
+    expected = np.corrcoef(own.flatten(), reference.flatten())[0, 1]
     assert theirs["rectified"].value[0, 0].item() == pytest.approx(expected, abs=1e-12)
 
 
@@ -552,18 +519,11 @@ def test_pixels_of_the_same_saliency_are_found_as_by_trying_every_window():
     region = causal._largest(planes(3, seed=9), valid, count)
     found = causal._same_saliency(h, region, valid)
     for i in range(3):
-        free = [
-            (h[i].flatten()[p].item(), p) for p in (valid & ~region[i]).flatten().nonzero().flatten().tolist()
-        ]
-        free.sort(key=lambda pair: pair[0])
+        free = sorted(h[i][valid & ~region[i]].tolist())
         goal = h[i][region[i]].mean().item()
-        gaps = [
-            abs(np.mean([v for v, _ in free[s : s + count]]) - goal) for s in range(len(free) - count + 1)
-        ]
-        best = int(np.argmin(gaps))
-        assert h[i][found[i]].mean().item() == pytest.approx(
-            np.mean([v for v, _ in free[best : best + count]]), abs=1e-9
-        )
+        means = [np.mean(free[s : s + count]) for s in range(len(free) - count + 1)]
+        best = min(means, key=lambda mean: abs(mean - goal))
+        assert h[i][found[i]].mean().item() == pytest.approx(best, abs=1e-9)
         assert int(found[i].sum()) == count
         assert not (found[i] & (region[i] | ~valid)).any()
 

@@ -8,18 +8,16 @@ import torch
 
 import equicam
 from equicam.core.views import transform_all
-from equicam.errors import EquicamError
 from equicam.evaluate.equivariance import GROUPS
 from equicam.evaluate.rows import pick
 from tests.conftest import assert_alive, pictures
+from tests.unit.test_evaluate import rows_of
 
 FIXED = torch.rand(32, 32, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 
 
 def eq(table, method):
-    wanted = ("eq", method, "disc")
-    found = [r for r in table.to_pylist() if (r["score"], r["method"], r["region"]) == wanted]
-    return [r for r in found if r["angle"] is not None]
+    return [r for r in rows_of(table, "eq", method, "disc") if r["angle"] is not None]
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -66,51 +64,19 @@ def test_rows_say_how_the_image_was_presented(cnn, options, angles, labels):
 @pytest.mark.parametrize("group", ["dihedral", "scale", "shift"])
 def test_every_other_metric_runs_and_undefined_rows_have_a_reason(cnn, group):
     scores = [name for name in equicam.scores() if name != "energy"]
-    table = equicam.evaluate(
-        cnn, pictures(3), methods=["grad-cam", "equigrad-cam"], scores=scores, views=4, group=group
-    )
-    rows = table.to_pylist()
+    options = {"methods": ["grad-cam", "equigrad-cam"], "scores": scores, "views": 4, "group": group}
+    rows = equicam.evaluate(cnn, pictures(3), **options).to_pylist()
     assert all(r["reason"] for r in rows if np.isnan(r["value"]))
     found = {r["score"] for r in rows if not np.isnan(r["value"])}
     assert found >= {"eq-ssim", "stage-activations", "stage-map", "causal-drift-rotated", "calibration"}
     assert all((r["angle"] is None) == (r["presentation"] is None) for r in rows)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"group": "mirror"}, "group needs one of rotation, dihedral, scale, shift, got 'mirror'"),
-        (
-            {"group": "scale", "recipe": equicam.Recipe(protocol="paper")},
-            "protocol paper needs group rotation, its only one, got scale",
-        ),
-        ({"group": "scale", "angles": (15,)}, "angles needs group rotation or dihedral, got scale"),
-        ({"group": "dihedral", "angles": ()}, "angles needs finite numbers of degrees"),
-        ({"group": "dihedral", "angles": (0, float("inf"))}, "angles needs finite numbers of degrees"),
-        ({"group": "dihedral", "angles": (0, 360)}, "angles needs each one once"),
-        ({"group": "dihedral", "scores": ["energy"]}, "score 'energy' needs group rotation, got dihedral"),
-        ({"group": "shift", "scores": ["eq", "energy"]}, "score 'energy' needs group rotation, got shift"),
-    ],
-)
-def test_what_a_group_cannot_do_is_refused_before_the_model_runs(cnn, options, message):
-    cnn.module.register_forward_pre_hook(lambda *_: pytest.fail("the model ran"))
-    with pytest.raises(EquicamError, match=message):
-        equicam.evaluate(cnn, pictures(2), **options)
-
-
-def test_another_group_is_not_resumed(cnn, tmp_path):
-    options = {"methods": ["grad-cam"], "out": tmp_path / "rows.parquet"}
-    equicam.evaluate(cnn, pictures(4), **options)
-    with pytest.raises(EquicamError, match='group was "rotation", is "scale"'):
-        equicam.evaluate(cnn, pictures(4), group="scale", **options)
-
-
 def test_views_that_scale_are_compared_where_all_of_them_show_something(cnn):
     x, options = pictures(3), {"views": equicam.Views.scales(0.5, 1, 2)}
     e = equicam.explain(cnn, x, method="equigrad-cam-out", **options)
-    rows = equicam.evaluate(
-        cnn, x, methods=["equigrad-cam-out"], scores=["stability"], angles=[90], **options
-    )
+    scored = {"methods": ["equigrad-cam-out"], "scores": ["stability"], "angles": [90]}
+    rows = equicam.evaluate(cnn, x, **scored, **options)
     found = pick(rows, "stability", "equigrad-cam-out", "disc").value
     assert found == pytest.approx(e.stability.double().numpy(), abs=1e-5)
     assert np.std(found) > 1e-4
