@@ -18,7 +18,7 @@ from equicam.cli.pages import review
 from equicam.runs.log import Log
 from equicam.runs.verdicts import VERDICTS, ReviewLog
 from tests.audit.conftest import equicam_command
-from tests.audit.faked import fake_run
+from tests.audit.faked import Page, fake_run
 from tests.web.conftest import events, queued
 from tests.web.server_process import Browser, ServerProcess, free_port
 
@@ -85,6 +85,9 @@ def test_several_reviewers_get_a_link_each(run):
         bo = Browser(server)
         assert "reviewing as</span> <bdi>bo b" in bo.get("/")
         assert bo.request("POST", "/api/reviewer", {"name": "eve"}).status == 422
+        page = Page(bo.get("/reviewer"))
+        assert "Reviewing as bo b" in page.text
+        assert "reviewer-form" not in {a.get("id") for _, a in page.elements}
     opened = {"blind": True, "blind_class": False, "reviewers": ["ana", "bo b"]}
     assert [e.payload for e in events(run, "review opened")] == [opened]
 
