@@ -75,17 +75,12 @@ def test_the_original_of_a_window_has_the_rasters_own_pixels(run, ana):
 
 
 def test_surroundings_are_padded_and_shown_before_the_verdict(run, ana):
-    keys, sizes = ana.list_keys()[:12], set()
-    for key in keys:
-        response = ana.get(f"/image/{key}/surroundings")
-        assert response.status_code == 200
-        sizes.add(len(response.content))
-        assert ana.get(f"/image/{key}/peum").status_code == 404
-    assert sizes == {BLOCK_BYTES}
-    # nothing in the image comes from the map or the verdict
-    before = ana.get(f"/image/{keys[0]}/surroundings").content
-    ana.decide(keys[0], "supports")
-    assert ana.get(f"/image/{keys[0]}/surroundings").content == before
+    keys = ana.list_keys()[:12]
+    shown = {key: ana.get(f"/image/{key}/surroundings") for key in keys}
+    assert {(one.status_code, len(one.content)) for one in shown.values()} == {(200, BLOCK_BYTES)}
+    assert {ana.get(f"/image/{key}/peum").status_code for key in keys} == {404}
+    ana.decide(keys[0], "supports")  # nothing in the image comes from the map or the verdict
+    assert ana.get(f"/image/{keys[0]}/surroundings").content == shown[keys[0]].content
 
 
 def test_windows_reveal_neither_name_nor_signal_before_the_verdict(run):
@@ -96,15 +91,14 @@ def test_windows_reveal_neither_name_nor_signal_before_the_verdict(run):
         assert_hidden(ana.texts(key), raster_id(name), "tumour", f"{row['stability']:.3f}", f"x={row['x']:g}")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        Path.unlink,
-        lambda path: path.write_bytes(path.read_bytes()[:-1]),
-        lambda path: write_map(path, seed=99),
-    ],
-    ids=["gone", "shorter", "other pixels"],
-)
+CHANGES = {
+    "gone": Path.unlink,
+    "shorter": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "other pixels": lambda path: write_map(path, seed=99),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_surroundings_of_another_raster_are_not_shown(tmp_path, change):
     run = rank(fake_raster_run(tmp_path))
     ana, key = Server(run).client("ana"), north(run)
@@ -117,12 +111,10 @@ def test_surroundings_of_another_raster_are_not_shown(tmp_path, change):
 
 
 def test_moved_rasters_are_shown_from_where_they_are_now(tmp_path):
-    run = rank(fake_raster_run(tmp_path))
-    there = tmp_path / "there.tif"
+    run, there = rank(fake_raster_run(tmp_path)), tmp_path / "there.tif"
     (tmp_path / "rasters" / "0.tif").rename(there)
     client = Server(RunStore(run.folder, moved={"north.tif": str(there)})).client("ana")
-    for kind in ("input", "original", "surroundings"):
-        assert client.image(north(run), kind).std() > 0
+    assert min(client.image(north(run), kind).std() for kind in ("input", "original", "surroundings")) > 0
 
 
 def test_neighbours_are_the_next_windows_of_the_grid_that_are_in_the_queue(run, ana):
