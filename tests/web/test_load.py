@@ -47,7 +47,9 @@ def test_fifty_clients_for_a_minute(tmp_path):
     status = Counter(one for _, some in found for one in some)
     took = np.array([one for some, _ in found for one in some])
     p50, p95, p99 = (1000 * np.quantile(took, (0.5, 0.95, 0.99))).round()
-    print(f"\n{CLIENTS} clients, {SECONDS} s: {took.size:,} item pages and verdicts; {dict(status)}")
+    print(
+        f"\n{CLIENTS} clients, {SECONDS} s: {took.size:,} item pages and verdicts; responses {dict(status)}"
+    )
     print(f"item page: p50 {p50:.0f} ms, p95 {p95:.0f} ms, p99 {p99:.0f} ms")
     assert set(status) <= {200, 404}  # 404: an image that is missing or changed, on purpose
     assert len(events(run)) == took.size > CLIENTS
