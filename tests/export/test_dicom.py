@@ -31,10 +31,7 @@ def source(name):
     found = [DICOM / name, RASTERS / STAND_INS.get(name, name)]
     if name == "ct_image.dcm":
         found.append(Path(pydicom.data.get_testdata_file("CT_small.dcm", download=False) or "/nowhere"))
-    for path in found:
-        if path.is_file():
-            return path
-    pytest.skip(f"no {name} in EQUICAM_DICOM")
+    return next((p for p in found if p.is_file()), None) or pytest.skip(f"no {name} in EQUICAM_DICOM")
 
 
 def hill(h=6, w=8):
@@ -64,46 +61,55 @@ def dicom_run(folder, paths, box=lambda path: None, **facts):
     return store
 
 
+def one_dicom(run, **options):
+    """The one file of an export, and its content."""
+    (path,) = Run(run).export("dicom", **options).files
+    return path, pydicom.dcmread(path)
+
+
+def same(made, before, names):
+    """The fields of a source that are in the file made of it."""
+    assert {name: made.get(name) for name in names.split()} == {
+        name: before.get(name) for name in names.split()
+    }
+
+
 def test_a_map_lies_in_the_frame_where_the_input_was():
     plane = np.arange(4, dtype=np.float32)[None, :] + np.zeros((4, 1), np.float32)
     found = _map_in_frame(plane, (10.0, 5.0, 50.0, 45.0), (60, 70))
-    assert found.shape == (60, 70)
     inside = np.zeros((60, 70), bool)
     inside[5:45, 10:50] = True
     np.testing.assert_array_equal(np.isfinite(found), inside)
-    columns = np.arange(10, 50)
-    wanted = np.clip((columns + 0.5 - 10) / 10 - 0.5, 0, 3)
+    wanted = np.clip((np.arange(10, 50) + 0.5 - 10) / 10 - 0.5, 0, 3)
     np.testing.assert_allclose(found[20, 10:50], wanted)
 
 
 def test_ct_gets_a_parametric_map_of_raw_values(tmp_path):
-    path = source("ct_image.dcm")
-    store = dicom_run(tmp_path, [path], box=lambda _: [20.0, 0.0, 120.0, 100.0])
-    (written,) = Run(store).export("dicom").files
+    path, box = source("ct_image.dcm"), [20.0, 0.0, 120.0, 100.0]
+    store, before = dicom_run(tmp_path, [path], box=lambda _: box), pydicom.dcmread(path)
+    written, made = one_dicom(store)
     assert written.name == f"{path.name}.map.dcm"
-    made, before = pydicom.dcmread(written), pydicom.dcmread(path)
     assert made.SOPClassUID.name == "Parametric Map Storage"
-    assert made.StudyInstanceUID == before.StudyInstanceUID
-    assert made.FrameOfReferenceUID == before.FrameOfReferenceUID
+    same(made, before, "StudyInstanceUID FrameOfReferenceUID PatientID")
     assert made.SeriesInstanceUID != before.SeriesInstanceUID
-    assert made.PatientID == before.PatientID
     assert made.FloatPixelPaddingValue == OUTSIDE
     values = highdicom.imread(written).get_frames()[0]
-    wanted = _map_in_frame(hill(), (20.0, 0.0, 120.0, 100.0), (128, 128))
+    wanted = _map_in_frame(hill(), tuple(box), (128, 128))
     known = np.isfinite(wanted)
     assert known.sum() == 100 * 100
     np.testing.assert_allclose(values[known], wanted[known], atol=2e-4)
     assert (values[~known] == OUTSIDE).all()
     place = made.PerFrameFunctionalGroupsSequence[0].PlanePositionSequence[0].ImagePositionPatient
     assert list(place) == pytest.approx(list(before.ImagePositionPatient))
+    _, again = one_dicom(store, out=tmp_path / "again")
+    same(again, made, "SOPInstanceUID SeriesInstanceUID")
 
 
 def test_radiographs_get_an_overlay_and_a_segmentation(tmp_path):
     path = source("dx_image.dcm")
-    store = dicom_run(tmp_path, [path])
-    files = {p.name: pydicom.dcmread(p) for p in Run(store).export("dicom").files}
+    files = {p.name: pydicom.dcmread(p) for p in Run(dicom_run(tmp_path, [path])).export("dicom").files}
     assert sorted(files) == [f"{path.name}.overlay.dcm", f"{path.name}.seg.dcm"]
-    overlay, segmentation = files[f"{path.name}.overlay.dcm"], files[f"{path.name}.seg.dcm"]
+    overlay, segmentation = (files[f"{path.name}.{kind}.dcm"] for kind in ("overlay", "seg"))
     assert overlay.SOPClassUID.name == "Secondary Capture Image Storage"
     colours = overlay.pixel_array.astype(float)
     high, wide = pydicom.dcmread(path, stop_before_pixels=True)["Rows"].value, colours.shape[1]
@@ -117,38 +123,33 @@ def test_radiographs_get_an_overlay_and_a_segmentation(tmp_path):
     assert overlay.SeriesInstanceUID != segmentation.SeriesInstanceUID
 
 
-def test_the_same_run_gives_the_same_uids(tmp_path):
-    path = source("ct_image.dcm")
-    store = dicom_run(tmp_path, [path])
-    first, again = (pydicom.dcmread(Run(store).export("dicom", out=tmp_path / n).files[0]) for n in "ab")
-    assert first.SOPInstanceUID == again.SOPInstanceUID
-    assert first.SeriesInstanceUID == again.SeriesInstanceUID
-
-
 def test_what_cannot_be_written_is_refused_without_a_patients_name(tmp_path):
-    path = source("ct_image.dcm")
-    copy = tmp_path / "copy.dcm"
+    path, copy, broken = source("ct_image.dcm"), tmp_path / "copy.dcm", tmp_path / "broken.dcm"
     copy.write_bytes(path.read_bytes())
-    store = dicom_run(tmp_path, [copy])
+    changed = dicom_run(tmp_path, [copy])
     data = pydicom.dcmread(copy)
     data.PatientName = "Doe^Jane"
     data.save_as(copy)
-    with pytest.raises(EquicamError, match="the file that was explained"):
-        Run(store).export("dicom")
-    broken = tmp_path / "broken.dcm"
     data.StudyInstanceUID = None
     del data.SOPClassUID
     data.save_as(broken)
-    with pytest.raises(EquicamError, match="highdicom can refer to") as error:
-        Run(dicom_run(tmp_path / "c", [broken])).export("dicom")
-    assert "Doe" not in str(error.value)
-    for wrong in ({"index": 3}, {"path": "a.png"}):
-        with pytest.raises(EquicamError, match="of one frame each, got none among 1 images"):
-            Run(dicom_run(tmp_path / str(wrong)[2:6], [path], **wrong)).export("dicom")
-    with pytest.raises(EquicamError, match="a file on a disk, and the box"):
-        Run(dicom_run(tmp_path / "d", [path], input_box=[0.0, 0.0, 0.0, 5.0])).export("dicom")
-    with pytest.raises(EquicamError, match="--blind alone"):
-        Run(store).export("dicom", blind=True)
+    many = "of one frame each, got none among 1 images"
+    for store, options, match in (
+        (changed, {}, "the file that was explained"),
+        (changed, {"blind": True}, "--blind alone"),
+        (dicom_run(tmp_path / "broken", [broken]), {}, "highdicom can refer to"),
+        (dicom_run(tmp_path / "index", [path], index=3), {}, many),
+        (dicom_run(tmp_path / "path", [path], path="a.png"), {}, many),
+        (
+            dicom_run(tmp_path / "box", [path], input_box=[0.0, 0.0, 0.0, 5.0]),
+            {},
+            "a file on a disk, and the box",
+        ),
+        (fake_raster_run(tmp_path / "slide"), {}, "--to ome-tiff"),
+    ):
+        with pytest.raises(EquicamError, match=match) as error:
+            Run(store).export("dicom", **options)
+        assert "Doe" not in str(error.value)
 
 
 def test_the_map_of_a_slide_lies_in_its_frame_of_reference(tmp_path):
@@ -157,18 +158,14 @@ def test_the_map_of_a_slide_lies_in_its_frame_of_reference(tmp_path):
     size = {"width": slide.TotalPixelMatrixColumns, "height": slide.TotalPixelMatrixRows}
     raster = replace(raster_row("sm_image.dcm", **size), path=str(path))
     store = fake_raster_run(tmp_path / "run", [raster], field=lambda x, y: x + 2 * y, scale=0.2, stride=32)
-    run = Run(store)
-    (written,) = run.export("dicom", every=20).files
-    made = pydicom.dcmread(written)
+    written, made = one_dicom(store, every=20)
     assert written.name == "sm_image.dcm.class-1.map.dcm"
     assert made.Modality == "OT" or made.SOPClassUID.name.startswith("Parametric Map")
-    for name in ("PatientID", "StudyInstanceUID", "FrameOfReferenceUID", "ContainerIdentifier"):
-        assert made.get(name) == slide.get(name), name
+    same(made, slide, "PatientID StudyInstanceUID FrameOfReferenceUID ContainerIdentifier")
     cell = 0.2 * 20  # of the slide's pixels
-    spacing, before = (
-        one.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0].PixelSpacing for one in (made, slide)
-    )
-    assert [float(v) for v in spacing] == pytest.approx([cell * float(v) for v in before])
+    groups = [one.SharedFunctionalGroupsSequence[0] for one in (made, slide)]
+    spacing, before = ([float(v) for v in one.PixelMeasuresSequence[0].PixelSpacing] for one in groups)
+    assert spacing == pytest.approx([cell * v for v in before])
     found = np.squeeze(highdicom.imread(written).get_total_pixel_matrix())
     assert found.shape == (13, 13)
     at = (np.arange(13) + 0.5) * cell
@@ -176,10 +173,5 @@ def test_the_map_of_a_slide_lies_in_its_frame_of_reference(tmp_path):
     inside = slice(2, 11)
     assert np.ptp(expected) > 50
     assert found[inside, inside] == pytest.approx(expected[inside, inside], abs=2)
-    again = pydicom.dcmread(run.export("dicom", every=20, out=tmp_path / "again").files[0])
+    _, again = one_dicom(store, every=20, out=tmp_path / "again")
     assert again.SOPInstanceUID == made.SOPInstanceUID
-
-
-def test_other_slides_get_no_dicom(tmp_path):
-    with pytest.raises(EquicamError, match="--to ome-tiff"):
-        Run(fake_raster_run(tmp_path / "run")).export("dicom")

@@ -53,6 +53,12 @@ def by_key(run):
     return {key_of(run, name): name for name in queued(run)}
 
 
+def assert_hidden(texts, *secrets):
+    for text in texts:
+        assert not any(secret in text for secret in secrets)
+        assert not re.search(r"\b(control|arm|rank)\b", re.sub(r'"(arm|rank)": ?null', "", text))
+
+
 def events(run, *kinds):
     return [event for event in Log(run.folder).events() if event.kind in (kinds or ("verdict",))]
 
@@ -99,6 +105,14 @@ class Client:
 
     def list_keys(self, **filters):
         return [row["key"] for row in self.list(**filters)]
+
+    def texts(self, key):
+        """Everything this reviewer can load about an image."""
+        row = next(one for one in self.list() if one["key"] == key)
+        return [json.dumps(row), self.get(f"/api/item/{key}").text, self.get(f"/item/{key}").text]
+
+    def decide_all(self, keys):
+        assert {self.decide(key, "supports").status_code for key in keys} == {200}
 
     def decide(self, key, verdict, *, reason="", previous_event=0, mark=None):
         body = {"key": key, "verdict": verdict, "reason": reason, "previous_event": previous_event}

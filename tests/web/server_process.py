@@ -58,9 +58,8 @@ class Browser:
         self.csrf = re.search(r'data-csrf="([^"]+)"', self.get("/reviewer"))[1]
         if name:
             self.post("/api/reviewer", {"name": name})
-        self.keys = (
-            [row["key"] for row in json.loads(self.get("/api/queue?limit=200"))["items"]] if name else []
-        )
+        queue = json.loads(self.get("/api/queue?limit=200"))["items"] if name else []
+        self.keys = [row["key"] for row in queue]
 
     def request(self, method, path, body=None, **headers):
         headers |= {"cookie": self.cookie}

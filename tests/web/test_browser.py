@@ -96,6 +96,14 @@ def opened(run, watched):
         yield open_list
 
 
+def is_visible(page, selector):
+    return page.locator(selector).evaluate("e => getComputedStyle(e).visibility") == "visible"
+
+
+def read_pixels(data, mode="L"):
+    return np.asarray(Image.open(io.BytesIO(data)).convert(mode))
+
+
 def turn_page(page, key):
     with page.expect_navigation():
         page.keyboard.press(key)
@@ -110,7 +118,7 @@ def wait_for_place(page, number):
     until(page, f"document.activeElement.closest('li')?.getAttribute('aria-posinset') === '{number}'")
 
 
-def wait_for_reviewed(page, count):
+def wait_for_reviewed(page, count=1):
     until(page, f"document.getElementById('reviewed').textContent === '{count}'")
 
 
@@ -130,9 +138,9 @@ def test_queue_item_verdict_next_export_by_keyboard(run, opened):
     assert page.get_by_text("shown after your verdict").count() == 2
     assert f"{rows[name]['confidence']:.3f}" not in before
     page.keyboard.press("o")
-    assert page.locator("#layer-map").evaluate("e => getComputedStyle(e).visibility") == "hidden"
+    assert not is_visible(page, "#layer-map")
     page.keyboard.press("o")
-    assert page.locator("#layer-map").evaluate("e => getComputedStyle(e).visibility") == "visible"
+    assert is_visible(page, "#layer-map")
     assert page.locator("#strip, #layer-peum, #layer-view, .flag").count() == 0
     page.keyboard.press("]")  # there are no views yet
     page.keyboard.press("-")
@@ -166,10 +174,8 @@ def test_queue_item_verdict_next_export_by_keyboard(run, opened):
     with page.expect_download() as caught:
         page.get_by_text("Verdicts, JSON").click()
     exported = json.loads(Path(caught.value.path()).read_text())
-    assert [(v["verdict"], v["reason"]) for v in exported["verdicts"]] == [
-        ("shortcut", "vessel wall 12"),
-        ("supports", "second look"),
-    ]
+    given = [(v["verdict"], v["reason"]) for v in exported["verdicts"]]
+    assert given == [("shortcut", "vessel wall 12"), ("supports", "second look")]
     assert [e.payload["verdict"] for e in events(run)] == ["shortcut", "supports"]
 
 
@@ -199,14 +205,11 @@ def test_reload_and_return_keep_the_place_and_the_filters(run, opened):
 def test_verdicts_and_angles_from_the_queue(run, opened):
     _, page = opened()
     page.keyboard.press("4")
-    until(
-        page,
-        "document.querySelector('#list .v-unsure') && document.getElementById('reviewed').textContent === '1'",
-    )
-    page.keyboard.press("]")
-    page.wait_for_selector('#list img[src$="/thumb-0"]')
-    page.keyboard.press("o")
-    page.wait_for_selector('#list img[src$="/thumb-plain"]')
+    wait_for_reviewed(page)
+    until(page, "document.querySelector('#list .v-unsure')")
+    for key, image in (("]", "thumb-0"), ("o", "thumb-plain")):
+        page.keyboard.press(key)
+        page.wait_for_selector(f'#list img[src$="/{image}"]')
     page.keyboard.press("u")
     wait_for_place(page, 2)
     page.keyboard.press("?")
@@ -306,24 +309,6 @@ def test_it_fits_and_can_be_touched(run, opened, size):
     page.wait_for_selector(".facts")
 
 
-def test_two_reviewers_in_two_browsers(run, watched):
-    with ServerProcess(run, "--reviewer", "ana") as server:
-        first, second = watched().page, watched().page
-        first.goto(server.address)
-        second.goto(server.address)
-        second.goto(f"{server.home}/reviewer")
-        second.fill("#name", "bo")
-        with second.expect_navigation():
-            second.keyboard.press("Enter")
-        for page, key in ((first, "1"), (second, "3")):
-            wait_until_ready(page)
-            page.keyboard.press(key)
-            wait_for_reviewed(page, 1)
-    found = events(run)
-    assert {(e.actor, e.payload["verdict"]) for e in found} == {("ana", "supports"), ("bo", "wrong-region")}
-    assert len({e.payload["item"] for e in found}) == 1
-
-
 def test_a_second_name_in_the_same_browser_is_known(run, opened):
     server, page = opened()
     page.keyboard.press("1")
@@ -340,26 +325,14 @@ def test_a_second_name_in_the_same_browser_is_known(run, opened):
     assert [(e.actor, e.payload["blind"]) for e in events(run)] == [("ana", True), ("bo", False)]
 
 
-def test_a_personal_link_opens_under_its_name(run, watched):
-    with ServerProcess(run, "--reviewer", "ana", "--reviewer", "bo") as server:
-        page = watched().page
-        page.goto(server.links["bo"])
-        wait_until_ready(page)
-        assert page.locator("a.reviewer bdi").inner_text() == "bo"
-        page.goto(f"{server.home}/reviewer")
-        assert page.locator("h1").inner_text() == "Reviewing as bo"
-        assert page.locator("#reviewer-form").count() == 0
-
-
 def test_surroundings_and_the_windows_beside_it_by_keyboard(tmp_path, opened):
     run = rank(fake_raster_run(tmp_path / "rasters"))
     _, page = opened(run=run)
     home = page.url.partition("/#")[0].rstrip("/")
     for key in QueueLoader(run, blind=True).current().position:
         page.goto(f"{home}/item/{key}")
-        if (
-            page.locator("#adjacent-right[href]").count()
-            and page.locator("[id^=adjacent][aria-disabled]").count()
+        if all(
+            page.locator(one).count() for one in ("#adjacent-right[href]", "[id^=adjacent][aria-disabled]")
         ):
             break
     assert page.locator("#panel-surroundings").is_hidden()
@@ -394,8 +367,7 @@ def test_the_question_names_the_class_and_each_verdict_its_meaning(run, opened):
     first = QueueLoader(run, blind=True).current().items[0]
     assert page.locator("#list .caption bdi").first.inner_text() == f"1 · {first.predicted}"
     open_item(page)
-    asked = page.locator(".decide h2").inner_text()
-    assert asked == f"Does this map show evidence for {first.predicted}?"
+    assert page.locator(".decide h2").inner_text() == f"Does this map show evidence for {first.predicted}?"
     for value, meaning in VERDICT_MEANINGS.items():
         button = page.locator(f'.verdict[data-verdict="{value}"]')
         assert button.locator("small").is_visible()
@@ -406,20 +378,7 @@ def test_the_question_names_the_class_and_each_verdict_its_meaning(run, opened):
     assert "steadiness" in page.locator(".hidden-facts").inner_text()
     assert page.locator(".steadiness").count() == 0
     turn_page(page, "1")
-    word = page.locator(".steadiness b").inner_text()
-    assert word == run.rows([first.id])[first.id]["steadiness"]
-
-
-def test_with_blind_class_the_class_is_nowhere_before_the_verdict(run, opened):
-    _, page = opened("--reviewer", "ana", "--blind-class")
-    first = QueueLoader(run, blind=True).current().items[0]
-    assert page.locator("#list .caption bdi").first.inner_text() == "1"
-    open_item(page)
-    assert first.predicted not in page.content()
-    assert "the class that the model predicts" in page.locator(".decide h2").inner_text()
-    turn_page(page, "1")
-    assert first.predicted in page.locator(".decide h2").inner_text()
-    assert [e.payload["blind_class"] for e in events(run)] == [True]
+    assert page.locator(".steadiness b").inner_text() == run.rows([first.id])[first.id]["steadiness"]
 
 
 def test_the_colour_bar_is_true_and_zoom_shows_the_original(run, opened):
@@ -428,11 +387,10 @@ def test_the_colour_bar_is_true_and_zoom_shows_the_original(run, opened):
     server, page = opened()
     page.goto(f"{server.home}/item/{key_of(run, name)}")
     until(page, "document.getElementById('grey').style.background !== ''")
-    grey = page.locator("#grey").evaluate(
-        "e => getComputedStyle(e).backgroundColor.match(/\\d+/g).map(Number)"
-    )
-    response = page.request.get(page.locator("#panel-input .input").evaluate("e => e.src"))
-    pixels = np.asarray(Image.open(io.BytesIO(response.body())).convert("RGB"))
+    colour = "e => getComputedStyle(e).backgroundColor.match(/\\d+/g).map(Number)"
+    grey = page.locator("#grey").evaluate(colour)
+    source = page.locator("#panel-input .input").evaluate("e => e.src")
+    pixels = read_pixels(page.request.get(source).body(), "RGB")
     assert pixels.std() > 10
     np.testing.assert_allclose(grey, pixels.mean((0, 1)), atol=4)
     page.keyboard.press("-")
@@ -484,27 +442,20 @@ def test_dark_colours_are_the_systems_until_chosen_and_then_stay(run, watched, o
     assert bright.evaluate(paper) == light
 
 
-def test_the_report_is_readable_in_the_dark_and_its_table_filters_without_scripts(
-    shared_run, chromium, tmp_path
-):
+def test_the_report_is_readable_in_the_dark_and_filters_without_scripts(shared_run, chromium, tmp_path):
     path = write_report(shared_run, triaged(shared_run, queue=2), out=tmp_path / "report.html")
-    counts = {}
     for scheme in ("light", "dark"):
         context = chromium.new_context(color_scheme=scheme, java_script_enabled=False)
         page = context.new_page()
         page.goto(path.as_uri())
-        shot = np.asarray(Image.open(io.BytesIO(page.screenshot())).convert("L"))
-        assert (np.median(shot) < 60) == (scheme == "dark")
-        assert np.ptp(shot) > 180  # text stands out
-        plot = np.asarray(
-            Image.open(io.BytesIO(page.locator(".plots figure").first.screenshot())).convert("L")
-        )
-        assert np.ptp(plot) > 180
-        rows = page.locator(".images tbody tr")
-        counts["all"] = rows.filter(visible=True).count()
+        shot, plot = page.screenshot(), page.locator(".plots figure").first.screenshot()
+        assert (np.median(read_pixels(shot)) < 60) == (scheme == "dark")
+        assert min(np.ptp(read_pixels(one)) for one in (shot, plot)) > 180  # text stands out
+        rows, counts = page.locator(".images tbody tr").filter(visible=True), []
+        whole = rows.count()
         for name in ("unsteady", "unjudged", "steady"):
             page.locator(f"label[for=show-{name}]").click()
-            counts[name] = rows.filter(visible=True).count()
+            counts.append(rows.count())
         context.close()
-    assert counts["all"] == sum(counts[name] for name in ("unsteady", "unjudged", "steady"))
-    assert min(counts.values()) > 0
+        assert whole == sum(counts)
+        assert min(counts) > 0

@@ -1,7 +1,5 @@
 """The signal a queue is ranked by: named on the page, its values hidden under blinding."""
 
-import json
-
 import pytest
 
 from equicam.shards import read_table
@@ -10,68 +8,65 @@ from tests.web.conftest import Server, rank
 
 
 @pytest.fixture(scope="module")
-def by_risk(tmp_path_factory):
-    return rank(fake_run(tmp_path_factory.mktemp("by-risk"), calibrate=0), by="risk")
+def ranked(tmp_path_factory):
+    """Runs by their signal; ana, who is blinded, gives no verdict."""
+    folder = tmp_path_factory.mktemp("ranked")
+    return {by: rank(fake_run(folder / by, calibrate=0), by=by) for by in ("risk", "stability")}
 
 
-def test_blinding_names_the_signal_and_hides_its_values(by_risk):
-    client = Server(by_risk).client()
-    assert "chosen by risk, shown in random order" in Page(client.get("/").text).text
-    for one in client.list():
-        facts = client.get(f"/api/item/{one['key']}").json()
-        assert not any(r.startswith(("risk ", "the map moves")) for r in facts["reasons"])
-        assert "higher than on" not in client.get(f"/item/{one['key']}").text
-        assert "<dt>Risk</dt>" not in client.get(f"/item/{one['key']}").text
+@pytest.mark.parametrize(
+    ("by", "words"),
+    [
+        ("risk", ("higher than on", "<dt>Risk</dt>", "the map moves")),
+        ("stability", ('class="curve"', "<dt>Stability</dt>", "the map moves")),
+    ],
+)
+def test_blinding_names_the_signal_and_hides_its_values(ranked, by, words):
+    client = Server(ranked[by]).client()
+    assert f"chosen by {by}, shown in random order" in client.page().text
+    for key in client.list_keys():
+        page, facts = client.get(f"/item/{key}").text, client.facts(key)
+        assert not any(one in page for one in words)
+        assert not any(reason.startswith((f"{by} ", "the map moves")) for reason in facts["reasons"])
+        assert facts["revealed"] is None
 
 
-def test_open_values_and_rank_are_those_of_the_signal(by_risk):
-    client = Server(by_risk, blind=False).client()
-    triage = {row["id"]: row for row in read_table(by_risk.folder / "triage.parquet").to_pylist()}
-    facts = [client.get(f"/api/item/{one['key']}").json() for one in client.list()]
+def test_open_values_and_rank_are_those_of_the_signal(ranked):
+    client = Server(ranked["risk"], blind=False).client("bo")
+    facts = [client.facts(key) for key in client.list_keys()]
     ranks = [f["rank"] for f in facts]
     assert ranks[:-1] == sorted(ranks[:-1])
     assert (ranks[-1], facts[-1]["flat"]) == (1, True)  # a blank map comes last
     assert any(r.startswith("the map moves") for f in facts for r in f["reasons"])
     values = [f["revealed"]["risk"] for f in facts if f["revealed"]["risk"] is not None]
     assert values == sorted(values, reverse=True)
-    assert values == [row["risk"] for row in sorted(triage.values(), key=lambda r: r["rank"])
-                      if row["risk"] is not None]  # fmt: skip
-    for one, known in zip(client.list(), facts, strict=True):
-        page = Page(client.get(f"/item/{one['key']}").text).text
+    triage = read_table(ranked["risk"].folder / "triage.parquet").sort_by("rank")
+    assert values == triage["risk"].drop_null().to_pylist()
+    for known in facts:
+        page, value = client.page(f"/item/{known['key']}").text, known["revealed"]["risk"]
         assert f"{known['rank']} by risk" in page
-        value = known["revealed"]["risk"]
         assert value is None or f"Risk {value:.3f}" in page
         assert (value is None) == (known["revealed"]["name"] == BLANK)
+    client.decide(facts[1]["key"], "supports")
+    row = client.get("/export/verdicts.json").json()["verdicts"][0]
+    assert (row["by"], row["risk"] > 0) == ("risk", True)
 
 
 def test_a_queue_ranked_by_peum_says_so(run):
     client = Server(run, blind=False).client()
-    assert "ranked by PEUM" in Page(client.get("/").text).text
+    assert "ranked by PEUM" in client.page().text
     first = next(one for one in client.list() if one["flat"])
-    assert "1 by PEUM" in Page(client.get(f"/item/{first['key']}").text).text
+    assert "1 by PEUM" in client.page(f"/item/{first['key']}").text
 
 
-def test_exported_verdicts_name_the_signal(by_risk):
-    client = Server(by_risk, blind=False).client("bo")
-    client.decide(client.list()[1]["key"], "supports")
-    row = json.loads(client.get("/export/verdicts.json").text)["verdicts"][0]
-    assert row["by"] == "risk"
-    assert row["risk"] > 0
-
-
-def test_stability_and_its_curve_are_shown_open_and_hidden_under_blinding(tmp_path):
-    run = rank(fake_run(tmp_path, calibrate=0), by="stability")
-    blinded = Server(run).client()
-    assert "chosen by stability, shown in random order" in Page(blinded.get("/").text).text
-    for one in blinded.list():
-        page = blinded.get(f"/item/{one['key']}").text
-        assert not any(word in page for word in ('class="curve"', "<dt>Stability</dt>", "the map moves"))
-        assert blinded.facts(one["key"])["revealed"] is None
-    client = Server(run, blind=False).client()
-    rows = {row["id"]: row for row in run.read_items().to_pylist()}
-    values = []
-    for one in client.list():
-        known, page = client.facts(one["key"])["revealed"], client.get(f"/item/{one['key']}").text
+def test_stability_and_its_curve_are_shown_without_blinding(ranked):
+    client, rows = (
+        Server(ranked["stability"], blind=False).client(),
+        ranked["stability"].read_items().to_pylist(),
+    )
+    rows, values = {row["id"]: row for row in rows}, []
+    for key in client.list_keys():
+        known, page = client.facts(key)["revealed"], client.get(f"/item/{key}").text
         moving = known["stability_by_view"]
         assert page.count('class="curve"') == (moving is not None)
         if known["name"] in rows:
