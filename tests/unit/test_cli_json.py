@@ -241,11 +241,7 @@ def test_files_that_are_no_images_are_a_notice(patches, tmp_path):
 
 def test_verbose_prints_the_log(patches, tmp_path):
     result = invoke("audit", patches, "--out", tmp_path / "run", "--views", 2, "--verbose")
-    words = (
-        "equicam.audit.audit: shard 0: 7 images, ",
-        "in a forward pass",
-        "'broken.png' could not be",
-    )
+    words = ("equicam.audit.audit: shard 0: 7 images, ", "in a forward pass", "'broken.png' could not be")
     assert all(one in result.stderr for one in words)
     assert not logging.getLogger("equicam").handlers
     both = RUN.invoke(cli.app, ["methods", "--quiet", "--verbose"])
