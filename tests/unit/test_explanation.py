@@ -109,8 +109,7 @@ def test_a_peum_that_means_nothing_is_undefined(e):
     few[:, 0] = True
     assert str(replace(e, view_kept=few)).count("PEUM undefined") == 4
     flat = replace(e, flags=(frozenset({"blank"}), *e.flags[1:]))
-    assert flat.has_peum == (False, True, True, True)
-    assert str(flat).count("PEUM undefined") == 1
+    assert (flat.has_peum, str(flat).count("PEUM undefined")) == ((False, True, True, True), 1)
 
 
 def test_html_is_self_contained_and_escaped(e):
@@ -130,8 +129,7 @@ def test_overlays_are_the_maps_over_the_images(e, model):
     mean, std = (torch.tensor(v)[:, None, None] for v in (model.mean, model.std))
     display = ((pictures(4) * std + mean).clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).numpy()
     found = e.overlay()
-    assert found.shape == (4, 32, 32, 3)
-    assert found.dtype == np.uint8
+    assert (found.shape, found.dtype) == ((4, 32, 32, 3), np.uint8)
     cold = e.map.numpy() == 0  # greyed, and the image's own brightness
     luminance = np.array([0.299, 0.587, 0.114])
     assert cold.any()
