@@ -62,11 +62,6 @@ def test_some_of_the_images(e, index, rows):
     assert (some.views, some.layer, some.classes) == (e.views, e.layer, e.classes)
 
 
-def test_iteration_gives_the_images_in_order(e):
-    assert [int(one.target) for one in e] == [2, 3, 0, 4]
-    assert [one.steadiness for one in e] == [(s,) for s in e.steadiness]
-
-
 @pytest.mark.parametrize(
     "index",
     [True, np.True_, torch.tensor(True), 1.5, [0.5], "0", None, 4, -5, [0, 4], torch.tensor([True, False])],
@@ -248,11 +243,13 @@ def test_a_file_of_something_else_is_refused(e, tmp_path):
         Explanation.load(tmp_path / "absent.pt")
 
 
-def test_arrays_copies_and_pickles(e):
+def test_arrays_pickles_and_iteration_in_order(e):
     arrays = e.to_numpy()
     assert arrays.keys() == tensors(e).keys()
     assert np.array_equal(arrays["map"], e.map.numpy())
     assert torch.equal(pickle.loads(pickle.dumps(e)).map, e.map)
+    assert [int(one.target) for one in e] == [2, 3, 0, 4]
+    assert [one.steadiness for one in e] == [(s,) for s in e.steadiness]
 
 
 def test_torch_saves_and_loads_it_as_it_is(e, tmp_path):
