@@ -77,9 +77,8 @@ def test_its_grad_cam_drifts_and_equigrad_cam_does_not(x):
         base = equicam.explain(model, some, method=method)
         scores = []
         for degrees in (45, 135):
-            rotated = equicam.explain(
-                model, equicam.rotate(some, degrees), method=method, target=base.target
-            ).map
+            turned = equicam.rotate(some, degrees)
+            rotated = equicam.explain(model, turned, method=method, target=base.target).map
             a, b = rotated[:, disc], equicam.rotate(base.map, degrees)[:, disc]
             a, b = a - a.mean(1, keepdim=True), b - b.mean(1, keepdim=True)
             scores.append((a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1)))
