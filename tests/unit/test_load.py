@@ -156,10 +156,7 @@ def test_a_factory_returns_a_module_or_a_model(tmp_path, net):
     other = EmbeddedNet().eval()
     save_file({k: v.contiguous() for k, v in other.state_dict().items()}, tmp_path / "w.safetensors")
     assert same(equicam.load(f"{file}:ready", weights=tmp_path / "w.safetensors"), other)
-    refusals = {
-        "nothing": "known name, got 'nothing'",
-        "wrong": "return a module or the result of equicam.wrap",
-    }
+    refusals = {"nothing": "known name, got 'nothing'", "wrong": "return a module or the result of"}
     for wrong, message in refusals.items():
         with pytest.raises(EquicamError, match=message):
             equicam.load(f"{file}:{wrong}")
@@ -226,10 +223,8 @@ def test_weights_in_the_cache_need_no_network(monkeypatch, tmp_path):
 
 
 def test_a_missing_extra_is_reported(monkeypatch):
-    find = libraries.importlib.util.find_spec
-    monkeypatch.setattr(
-        libraries.importlib.util, "find_spec", lambda n: None if n == "open_clip" else find(n)
-    )
+    util, find = libraries.importlib.util, libraries.importlib.util.find_spec
+    monkeypatch.setattr(util, "find_spec", lambda name: None if name == "open_clip" else find(name))
     with pytest.raises(EquicamError, match=r"pip install 'equicam\[clip\]'"):
         equicam.load("open_clip:ViT-B-32/openai", classes=["a", "b"])
 
