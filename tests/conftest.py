@@ -85,9 +85,11 @@ class Block(nn.Module):
         self.attn = nn.MultiheadAttention(dim, 2, batch_first=True)
         self.mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim))
 
+    def attend(self, y: Tensor) -> Tensor:
+        return self.attn(y, y, y, need_weights=False)[0]
+
     def forward(self, x: Tensor) -> Tensor:
-        y = self.norm1(x)
-        x = x + self.attn(y, y, y, need_weights=False)[0]
+        x = x + self.attend(self.norm1(x))
         return x + self.mlp(self.norm2(x))
 
 

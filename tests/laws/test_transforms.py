@@ -137,9 +137,8 @@ def test_pixels_are_those_of_map_coordinates(one, size, fill):
     places = np.stack([(columns - centre[0]) / unit, (rows - centre[1]) / unit, np.ones(size)])
     right, down, _ = np.tensordot(back, places, 1) * unit
     mode = {"reflect": "mirror", "zeros": "grid-constant"}[fill]
-    slow = ndimage.map_coordinates(
-        plane.numpy(), [down + centre[1], right + centre[0]], order=1, mode=mode, cval=0
-    )
+    at = [down + centre[1], right + centre[0]]
+    slow = ndimage.map_coordinates(plane.numpy(), at, order=1, mode=mode, cval=0)
     assert slow.std() > 0.01
     np.testing.assert_allclose(transform_all(plane, [one], fill=fill)[0], slow, atol=1e-9)
 
@@ -148,14 +147,12 @@ def test_products_hold_every_pair_once():
     found = Views.evenly(6) * Views.scales(0.9, 1.1)
     assert len(found) == 12
     assert found.labels[:3] == ("× 0.9", "× 1.1", "60°, × 0.9")
-    for one, (angle, scale) in zip(
-        found.transforms, [(60 * t, s) for t in range(6) for s in (0.9, 1.1)], strict=True
-    ):
+    pairs = [(60 * t, s) for t in range(6) for s in (0.9, 1.1)]
+    for one, (angle, scale) in zip(found.transforms, pairs, strict=True):
         assert_same(one, Transform(angle).after(Transform(scale=scale)))
     mirror = Views((Transform(), Transform(mirrored=True)))
-    assert {one.key for one in (Views.evenly(4) * mirror).transforms} == {
-        one.key for one in Views.dihedral(8).transforms
-    }
+    made, known = (Views.evenly(4) * mirror).transforms, Views.dihedral(8).transforms
+    assert {one.key for one in made} == {one.key for one in known}
     assert len(Views.evenly(4) * Views.evenly(2)) == 4  # each once
 
 

@@ -12,20 +12,12 @@ from tests.conftest import TRANSFORMERS_ONLY, Cnn, Vit, assert_alive, explained,
 
 
 def state(module: nn.Module) -> list:
-    hooks = [
-        (len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks), m.training)
-        for m in module.modules()
-    ]
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+    hooks = [(*(len(getattr(m, kind)) for kind in kinds), m.training) for m in module.modules()]
     grads = [(p.requires_grad, None if p.grad is None else p.grad.clone()) for p in module.parameters()]
     tensors = [t.clone() for t in [*module.parameters(), *module.buffers()]]
-    return [
-        hooks,
-        grads,
-        tensors,
-        torch.get_rng_state(),
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-    ]
+    modes = [torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
+    return [hooks, grads, tensors, torch.get_rng_state(), *modes]
 
 
 def same(a, b) -> bool:
@@ -109,10 +101,8 @@ def test_outputs_do_not_change():
 
 def test_nothing_found_holds_a_graph():
     found = explained(seeded(Cnn), pictures().requires_grad_())
-    assert not any(
-        getattr(found, f).requires_grad
-        for f in ("map", "raw", "peum", "peum_score", "view_confidence", "view_maps")
-    )
+    fields = ("map", "raw", "peum", "peum_score", "view_confidence", "view_maps")
+    assert not any(getattr(found, field).requires_grad for field in fields)
 
 
 @pytest.mark.slow
@@ -163,9 +153,8 @@ def test_under_no_grad_and_inference_mode(expected, mode):
         again = equicam.explain(model, equicam.rotate(pictures(), 0), views=4)
     assert torch.equal(found.map, expected)
     assert torch.equal(again.map, expected)
-    assert torch.equal(
-        equicam.explain(model, pictures(), views=4).map, expected
-    )  # nothing cached was spoiled
+    after = equicam.explain(model, pictures(), views=4)
+    assert torch.equal(after.map, expected)  # nothing cached was spoiled
 
 
 def test_in_bfloat16():
@@ -176,12 +165,8 @@ def test_in_bfloat16():
     with torch.autocast("cpu", torch.bfloat16):
         outer = explained(module, x, views=4)
     assert_alive(exact.map)
-    for found in (
-        autocast,
-        outer,
-        equicam.explain(half, x, views=4),
-        equicam.explain(half, x.bfloat16(), views=4),
-    ):
+    halves = [equicam.explain(half, one, views=4) for one in (x, x.bfloat16())]
+    for found in (autocast, outer, *halves):
         assert found.map.dtype == found.peum.dtype == torch.float32
         for a, b in zip(found.map.flatten(1), exact.map.flatten(1), strict=True):
             assert torch.corrcoef(torch.stack((a, b)))[0, 1] > 0.99

@@ -71,12 +71,10 @@ def grad_cam_layer_planes(peer, net, batch, layer, targets):
     """pytorch-grad-cam's plane before it is resized: what its weights and activations make."""
     cam = peer(net, [layer])
     cam(batch, targets=targets)
-    acts, grads = (
-        cam.activations_and_grads.activations[0].numpy(),
-        cam.activations_and_grads.gradients[0].numpy(),
-    )
+    read = cam.activations_and_grads
+    acts, grads = read.activations[0].numpy(), read.gradients[0].numpy()
     plane = cam.get_cam_image(batch, layer, targets, acts, grads, False)
-    cam.activations_and_grads.release()
+    read.release()
     return torch.from_numpy(np.maximum(plane, 0))
 
 
@@ -92,10 +90,8 @@ def grad_cam_layer_planes(peer, net, batch, layer, targets):
 def test_pytorch_grad_cam(net, batch, method, peer):
     ours = explained(net, batch, method=method, target=CLASSES)
     theirs_net = plain(net)
-    theirs = grad_cam_layer_planes(
-        peer, theirs_net, batch, theirs_net.trunk, [ClassifierOutputTarget(c) for c in CLASSES]
-    )
-    pairs(ours, theirs)
+    targets = [ClassifierOutputTarget(c) for c in CLASSES]
+    pairs(ours, grad_cam_layer_planes(peer, theirs_net, batch, theirs_net.trunk, targets))
 
 
 def test_pytorch_grad_cam_whole_maps(net, batch):
@@ -292,12 +288,9 @@ def test_grad_cam_pp_divides_by_its_denominator(net, batch):
 
 def test_a_batch_does_not_mix_its_classes(net, batch):
     """MONAI 1.6.1 explains each image for every class predicted in the batch."""
-    model = equicam.wrap(net, layer="trunk")
-    together = equicam.explain(model, batch, method="grad-cam", target=CLASSES)
-    alone = [
-        equicam.explain(model, batch[i : i + 1], method="grad-cam", target=c).view_maps
-        for i, c in enumerate(CLASSES)
-    ]
+    together = explained(net, batch, method="grad-cam", target=CLASSES)
+    each = zip(batch.split(1), CLASSES, strict=True)
+    alone = [explained(net, one, method="grad-cam", target=c).view_maps for one, c in each]
     torch.testing.assert_close(together.view_maps, torch.cat(alone), atol=1e-6, rtol=0)
 
 
@@ -311,10 +304,7 @@ def test_the_activation_is_the_layers_own_not_what_an_in_place_relu_left(net, ba
 
 
 def test_published_variant_is_a_different_reading(net, batch):
-    model = equicam.wrap(net, layer="trunk")
-    readings = {
-        p: equicam.explain(model, batch, method=resolve(Recipe("grad-cam++", protocol=p))).map
-        for p in ("ours", "paper")
-    }
-    assert_alive(*readings.values())
-    assert (readings["ours"] - readings["paper"]).abs().max() > 1e-4
+    recipes = [Recipe("grad-cam++", protocol=one) for one in ("ours", "paper")]
+    ours, papers = (explained(net, batch, method=resolve(one)).map for one in recipes)
+    assert_alive(ours, papers)
+    assert (ours - papers).abs().max() > 1e-4

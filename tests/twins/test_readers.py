@@ -20,6 +20,7 @@ from tests.conftest import ChannelsLast, Cnn, Vit, assert_alive, explained, ligh
 from tests.twins import slow
 
 SIZE = 20
+AS_PUBLISHED = equicam.Recipe(protocol="paper")
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +92,7 @@ def test_score_cam_is_canonical_by_default_and_the_authors_by_name(net, x):
         assert_alive(found)
         return found
 
-    soft, authors = maps("score-cam"), maps("score-cam", recipe=equicam.Recipe(protocol="paper"))
+    soft, authors = maps("score-cam"), maps("score-cam", recipe=AS_PUBLISHED)
     assert torch.equal(soft, maps(method_of(score_cam)))
     assert torch.equal(authors, maps(method_of(score_cam, weigh="relu_minus_full_image")))
     assert not torch.allclose(authors, soft, atol=1e-2)
@@ -105,10 +106,8 @@ def test_aug_score_cam_is_six_views_turned_back(net, x):
     target = found.target
     views = []
     for k in range(6):
-        single = equicam.explain(
-            model, equicam.rotate(x, 60 * k), method="score-cam", target=target
-        ).map.numpy()
-        views.append([slow.turn(m, -60 * k) for m in single])
+        single = equicam.explain(model, equicam.rotate(x, 60 * k), method="score-cam", target=target)
+        views.append([slow.turn(m, -60 * k) for m in single.map.numpy()])
     agree(found, [slow.stretch(m) for m in np.mean(views, axis=0)])
 
 
@@ -120,11 +119,8 @@ def test_ablation_cam(kind, x):
     maps = []
     for i in range(2):
         with torch.no_grad():
-            acts = (
-                net.trunk(x[i : i + 1])
-                if kind == "nchw"
-                else net.norm(net.stem(x[i : i + 1]).permute(0, 2, 3, 1))
-            )
+            one = x[i : i + 1]
+            acts = net.trunk(one) if kind == "nchw" else net.norm(net.stem(one).permute(0, 2, 3, 1))
             scores = net.rest(acts)[0]
             c = int(scores.argmax())
             plane = 0
@@ -197,26 +193,26 @@ def test_rise(net, x):
     agree(found, [slow.stretch(t / (mass + 1e-8)) for t in total])
 
 
+def full_values(model, x, score, methods):
+    """A score at 30°, over the full square, by the paper's protocol."""
+    rows = equicam.evaluate(model, x, methods=methods, scores=[score], angles=[30], recipe=AS_PUBLISHED)
+    return [row["value"] for row in rows.to_pylist() if (row["region"], row["angle"]) == ("full", 30)]
+
+
+def correlations(before, after):
+    pairs = zip(after, rotate(before, 30, fill="zeros"), strict=True)
+    return [np.corrcoef(a.ravel(), b.ravel())[0, 1] for a, b in pairs]
+
+
 @pytest.mark.parametrize("name", ["rise-400", "score-cam-80"])
 def test_by_the_papers_protocol_some_maps_are_rotated_as_they_are(net, x, name, monkeypatch):
     """RISE's map is far above 0 everywhere: stretched to [0, 1] or not decides what zeros in its corners mean."""
     monkeypatch.setitem(METHODS, "rise-400", light("rise-400"))
     model = model_of(net)
-    table = equicam.evaluate(
-        model, x, methods=[name], scores=["eq"], angles=[30], recipe=equicam.Recipe(protocol="paper")
-    ).to_pylist()
-    found = [row["value"] for row in table if row["region"] == "full" and row["angle"] == 30]
-    plain = equicam.explain(model, x, method=name, recipe=equicam.Recipe(protocol="paper"))
-    rotated = equicam.explain(
-        model, rotate(x, 30), method=name, recipe=equicam.Recipe(protocol="paper"), target=plain.target
-    )
-    raw, stretched = (
-        [
-            np.corrcoef(a.ravel(), b.ravel())[0, 1]
-            for a, b in zip(after, rotate(before, 30, fill="zeros"), strict=True)
-        ]
-        for before, after in ((plain.raw, rotated.raw), (plain.map, rotated.map))
-    )
+    found = full_values(model, x, "eq", [name])
+    plain = equicam.explain(model, x, method=name, recipe=AS_PUBLISHED)
+    rotated = equicam.explain(model, rotate(x, 30), method=name, recipe=AS_PUBLISHED, target=plain.target)
+    raw, stretched = correlations(plain.raw, rotated.raw), correlations(plain.map, rotated.map)
     np.testing.assert_allclose(found, raw, atol=1e-9)
     if name == "rise-400":
         assert plain.raw.amin() > 0.1 * plain.raw.amax()
@@ -227,22 +223,12 @@ def test_controls_and_structural_similarity_take_stretched_maps(net, x, monkeypa
     monkeypatch.setitem(METHODS, "rise-400", light("rise-400"))
     few = find_method("rise-400", PAPER)
     model = model_of(net)
-
-    def measured(score, methods):
-        rows = equicam.evaluate(
-            model, x, methods=methods, scores=[score], angles=[30], recipe=equicam.Recipe(protocol="paper")
-        ).to_pylist()
-        return [row["value"] for row in rows if row["region"] == "full" and row["angle"] == 30]
-
-    plain = equicam.explain(model, x, method=few, recipe=equicam.Recipe(protocol="paper"))
-    rotated = equicam.explain(
-        model, rotate(x, 30), method=few, recipe=equicam.Recipe(protocol="paper"), target=plain.target
-    )
-    before, after = blur_maps(plain.map, 1), blur_maps(rotated.map, 1)
-    pairs = zip(after, rotate(before, 30, fill="zeros"), strict=True)
-    blurred = [np.corrcoef(a.ravel(), b.ravel())[0, 1] for a, b in pairs]
-    np.testing.assert_allclose(measured("eq", ["rise-400@blur-1"]), blurred, atol=1e-9)
-    as_it_is, stretched = (measured("eq-ssim", {"it": replace(few, stretched=one)}) for one in (False, True))
+    plain = equicam.explain(model, x, method=few, recipe=AS_PUBLISHED)
+    rotated = equicam.explain(model, rotate(x, 30), method=few, recipe=AS_PUBLISHED, target=plain.target)
+    blurred = correlations(blur_maps(plain.map, 1), blur_maps(rotated.map, 1))
+    np.testing.assert_allclose(full_values(model, x, "eq", ["rise-400@blur-1"]), blurred, atol=1e-9)
+    ways = ({"it": replace(few, stretched=one)} for one in (False, True))
+    as_it_is, stretched = (full_values(model, x, "eq-ssim", one) for one in ways)
     assert as_it_is == stretched
     assert np.std(as_it_is) > 1e-3
 

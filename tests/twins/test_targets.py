@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import torchvision
 from torch import nn
 
 import equicam
@@ -11,40 +12,30 @@ from tests.conftest import Cnn, assert_alive, explained, pictures, seeded
 from tests.twins import slow
 
 
-class SlowLabel(slow.Slow):
-    """One label of several that do not exclude each other: its sigmoid, and whether it is above ½."""
-
-    def __init__(self, trunk, rest, label):
-        super().__init__(trunk, rest)
-        self.label = label
-
-    def read(self, image, target, score):
-        acts = self.trunk(torch.from_numpy(image)[None]).detach().requires_grad_()
-        logit = self.rest(acts)[0, self.label]
-        logit.backward()
-        p = logit.sigmoid().item()
-        return (acts.detach()[0].numpy(), acts.grad[0].numpy()), np.array([p, 1 - p]), 0
-
-
 class SlowValue(slow.Slow):
-    """A value of the output, which has no probability."""
+    """A value of the output, which has no probability; or the score of a label, with its sigmoid, above ½ or not."""
 
-    def __init__(self, trunk, rest, value):
+    def __init__(self, trunk, rest, value, label=False):
         super().__init__(trunk, rest)
-        self.value = value
+        self.value, self.label = value, label
 
     def read(self, image, target, score):
         acts = self.trunk(torch.from_numpy(image)[None]).detach().requires_grad_()
-        self.value(self.rest(acts))[0].backward()
-        return (acts.detach()[0].numpy(), acts.grad[0].numpy()), np.array([1.0]), 0
+        value = self.value(self.rest(acts))[0]
+        value.backward()
+        p = value.sigmoid().item()
+        probs = np.array([p, 1 - p] if self.label else [1.0])
+        return (acts.detach()[0].numpy(), acts.grad[0].numpy()), probs, 0
+
+    def of(self, x, gate=lambda p, top: 1.0):
+        """Five views of one picture, averaged where they have features."""
+        return self.explain(x[0].numpy(), Views.evenly(5).to_plain(), "features", "features", gate)
 
 
 def agree(found: equicam.Explanation, twin: dict, *fields: str) -> None:
     assert_alive(torch.from_numpy(twin["map"])[None], found.map)
     for field in fields:
-        np.testing.assert_allclose(
-            getattr(found, field)[0].numpy(), twin[field], rtol=0, atol=1e-10, err_msg=field
-        )
+        np.testing.assert_allclose(getattr(found, field)[0], twin[field], rtol=0, atol=1e-10, err_msg=field)
 
 
 ALL = ("map", "raw", "peum", "peum_score", "view_confidence", "view_flips", "view_kept")
@@ -64,9 +55,7 @@ def test_a_label_has_sigmoid_gates(gate):
     label = 2
     with torch.no_grad():  # some views have the label and some have not
         net.head.bias[label] -= net(fusion.views.act(x)[:, 0])[:, label].sort().values[1:3].mean()
-    twin = SlowLabel(net.trunk, net.rest, label).explain(
-        x[0].numpy(), fusion.views.to_plain(), "features", "features", theirs
-    )
+    twin = SlowValue(net.trunk, net.rest, lambda y: y[:, label], label=True).of(x, theirs)
     assert 0 < twin["view_flips"].sum() < 5
     assert gate != "pcf" or 0 < twin["view_kept"].sum() < 5
     found = equicam.explain(model, x, method=fusion, target=label)
@@ -78,9 +67,7 @@ def test_a_label_has_sigmoid_gates(gate):
 @pytest.mark.parametrize("output", [0, 2])
 def test_a_regression_output_is_explained_as_it_is(output):
     net, x = seeded(lambda: Cnn(classes=output + 1)), pictures(1, 20, 20)
-    twin = SlowValue(net.trunk, net.rest, lambda y: y[:, output]).explain(
-        x[0].numpy(), Views.evenly(5).to_plain(), "features", "features", lambda p, top: 1.0
-    )
+    twin = SlowValue(net.trunk, net.rest, lambda y: y[:, output]).of(x)
     model = equicam.wrap(net, layer="trunk", task="regression")
     found = equicam.explain(model, x, views=5, target=output or None)
     agree(found, twin, "map", "raw", "peum", "peum_score")
@@ -93,9 +80,7 @@ def test_a_function_of_the_output_is_explained():
     def margin(y):
         return y[:, 1].square() - y[:, 4].tanh()
 
-    twin = SlowValue(net.trunk, net.rest, margin).explain(
-        x[0].numpy(), Views.evenly(5).to_plain(), "features", "features", lambda p, top: 1.0
-    )
+    twin = SlowValue(net.trunk, net.rest, margin).of(x)
     found = explained(net, x, views=5, target=margin)
     agree(found, twin, "map", "raw", "peum", "peum_score")
     torch.testing.assert_close(found.output, margin(net(x)).detach())
@@ -117,23 +102,17 @@ def randomised(net: nn.Module) -> nn.Module:
 
 
 def multilabel():
-    import torchvision
-
     net = torchvision.models.mobilenet_v2()
     net.classifier[1] = nn.Linear(1280, 14)
     return randomised(net), "features", {"task": "multilabel"}, 5, lambda y: y[:, 5]
 
 
 def regression():
-    import torchvision
-
     net = torchvision.models.resnet18(num_classes=1)
     return randomised(net), "layer4", {"task": "regression"}, None, lambda y: y[:, 0]
 
 
 def segmentation():
-    import torchvision
-
     net = torchvision.models.segmentation.lraspp_mobilenet_v3_large(weights=None, weights_backbone=None)
 
     def area(y):

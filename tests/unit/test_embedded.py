@@ -36,8 +36,7 @@ def test_a_patch_depends_on_its_seed_and_index_alone():
 
 def test_the_label_is_geometry(patches):
     for p in patches:
-        assert p.image.shape == (SIZE, SIZE, 3)
-        assert p.image.dtype == np.uint8
+        assert (p.image.shape, p.image.dtype) == ((SIZE, SIZE, 3), np.uint8)
         assert p.label == int(p.tumour[CENTRE, CENTRE].sum() >= MIN_TUMOUR_PIXELS)
     labels = np.array([p.label for p in patches])
     assert 0.42 < labels.mean() < 0.58
@@ -78,9 +77,8 @@ def test_its_grad_cam_drifts_and_equigrad_cam_does_not(x):
         base = equicam.explain(model, some, method=method)
         scores = []
         for degrees in (45, 135):
-            rotated = equicam.explain(
-                model, equicam.rotate(some, degrees), method=method, target=base.target
-            ).map
+            turned = equicam.rotate(some, degrees)
+            rotated = equicam.explain(model, turned, method=method, target=base.target).map
             a, b = rotated[:, disc], equicam.rotate(base.map, degrees)[:, disc]
             a, b = a - a.mean(1, keepdim=True), b - b.mean(1, keepdim=True)
             scores.append((a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1)))
@@ -94,6 +92,5 @@ def test_its_grad_cam_drifts_and_equigrad_cam_does_not(x):
 def test_load_embedded():
     model = equicam.load("embedded")
     assert model.layer == choose_layer(model.module) == "layer4"
-    assert model.classes == EmbeddedNet.classes
-    assert model.name == "embedded"
+    assert (model.classes, model.name) == (EmbeddedNet.classes, "embedded")
     assert not model.module.training

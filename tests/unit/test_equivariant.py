@@ -42,9 +42,8 @@ def test_coarse_and_coloured_maps_and_passes_of_any_size():
     x = pictures(3).float()
     pool = torch.nn.functional.avg_pool2d
     coloured = equicam.equivariant(lambda v, t: pool(v, 4), views=5)(x, 0)
-    summed = equicam.equivariant(lambda v, t: pool(v, 4).sum(1), views=5, max_views_per_forward=2)(
-        x, [0, 0, 0]
-    )
+    summing = equicam.equivariant(lambda v, t: pool(v, 4).sum(1), views=5, max_views_per_forward=2)
+    summed = summing(x, [0, 0, 0])
     assert_alive(coloured.map)
     torch.testing.assert_close(coloured.map, summed.map)
     assert coloured.view_maps.shape == (3, 5, 8, 8)
@@ -74,9 +73,8 @@ def test_an_explainer_may_differentiate_whatever_its_caller_computes_in():
     assert not torch.equal(half.map, plain.map)  # the explainer itself was under autocast
     methods = {"mine": gradient_of(net)}
     rows = equicam.evaluate(equicam.wrap(net, layer="trunk"), x, methods=methods, scores=["eq"], angles=[90])
-    assert all(
-        0 < row["value"] <= 1 for row in rows.to_pylist() if row["region"] == "disc" and row["angle"] == 90
-    )
+    turned = [r["value"] for r in rows.to_pylist() if (r["region"], r["angle"]) == ("disc", 90)]
+    assert all(0 < value <= 1 for value in turned)
 
 
 def test_files_and_pixels_are_preprocessed_as_where_a_network_says_nothing(tmp_path):
@@ -109,7 +107,6 @@ def test_an_explainer_is_no_method_and_the_error_names_what_takes_it():
 
 
 def test_an_explainer_whose_maps_are_not_finite_is_refused():
+    infinite = equicam.equivariant(lambda x, _target: torch.log(x[:, 0] * 0), views=2)
     with pytest.raises(equicam.EquicamError, match="finite maps"):
-        equicam.equivariant(lambda x, _target: torch.log(x[:, 0] * 0), views=2)(
-            pictures(), torch.tensor([1, 0])
-        )
+        infinite(pictures(), torch.tensor([1, 0]))

@@ -38,8 +38,7 @@ def test_groups_are_halved_when_memory_runs_out(cnn):
         return {"index": torch.arange(rows.start, rows.stop)}
 
     found = torch.cat([part["index"] for part in executor.groups(x, 4, run)])
-    assert found.tolist() == list(range(6))
-    assert sizes[0] == 6
+    assert (found.tolist(), sizes[0]) == (list(range(6)), 6)
     assert all(size <= 2 for size in sizes[2:])
 
 
@@ -291,19 +290,16 @@ def test_constants_are_kept_within_calls_and_bounded(keep_at_most):
         assert kept(100) is first, "a call keeps what it uses"
     assert graph[0] is first
     with graphs.keep_constants():
-        assert kept(102).numel() == 102
-        assert made == [100, 101, 102]
+        assert (kept(102).numel(), made) == (102, [100, 101, 102])
         assert kept(101) is not None
         assert made == [100, 101, 102, 101], "between calls the least recently used goes"
 
 
 def test_a_recipe_survives_json_and_names_equal_recipes_equally():
     recipe = Recipe("equigrad-cam+pcf", views=Views((0, 90)), tau=0.2, dtype=torch.bfloat16, seed=3)
-    assert recipe.views == (0.0, 90.0)
-    assert recipe.dtype == "bfloat16"
+    assert (recipe.views, recipe.dtype) == ((0.0, 90.0), "bfloat16")
     again = Recipe.from_json(recipe.to_json())
-    assert again == recipe
-    assert again.fingerprint() == recipe.fingerprint()
+    assert (again, again.fingerprint()) == (recipe, recipe.fingerprint())
     others = [Recipe(), Recipe(views=6), Recipe(seed=1), Recipe(compiled=True), Recipe(fill="zeros"), recipe]
     assert len({r.fingerprint() for r in others}) == len(others)
     with pytest.raises(equicam.EquicamError, match="got colour"):

@@ -1,3 +1,5 @@
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -7,9 +9,11 @@ from PIL import Image
 from torch import nn
 
 import equicam
-from equicam import Fusion, Views
+from equicam import Fusion, Recipe, Views
 from tests.conftest import Cnn, Vit, assert_alive, pictures, seeded
 from tests.unit.test_errors import Answers
+
+PAPER = Recipe(protocol="paper")
 
 
 def test_fields_have_the_promised_shapes_and_ranges(cnn, x):
@@ -28,31 +32,10 @@ def test_fields_have_the_promised_shapes_and_ranges(cnn, x):
     assert (e.layer, len(e.flags), e.views.to_plain()) == ("trunk", 2, (0, 60, 120, 180, 240, 300))
 
 
-def test_eighteen_views_unless_told_otherwise(cnn, x):
+def test_eighteen_views_unless_told_otherwise_and_three_of_the_authors_lack_the_presented_one(cnn, x):
     assert len(equicam.explain(cnn, x).views.to_plain()) == 18
     assert equicam.explain(cnn, x, views=Views((0, 10))).views.to_plain() == (0, 10)
-
-
-def test_the_papers_protocol_is_the_authors_grid_fill_and_variants(cnn, x):
-    published = equicam.explain(cnn, x, views=6, recipe=equicam.Recipe(protocol="paper"))
-    assert published.views.to_plain() == (-180, -120, -60, 0, 60, 120)
-    by_hand = equicam.explain(cnn, x, views=Views.evenly(6, start=-180), recipe=equicam.Recipe(fill="zeros"))
-    assert_alive(published.map)
-    assert torch.equal(published.map, by_hand.map)
-    assert not torch.allclose(published.map, equicam.explain(cnn, x, views=6).map, atol=1e-3)
-    kept = equicam.explain(cnn, x, views=6, recipe=equicam.Recipe(protocol="paper", fill="reflect"))
-    torch.testing.assert_close(kept.map, equicam.explain(cnn, x, views=6).map)
-    for method in ("grad-cam++", "aug-cam"):
-        ours = equicam.explain(cnn, x, method=method, recipe=equicam.Recipe(fill="zeros"))
-        theirs = equicam.explain(cnn, x, method=method, recipe=equicam.Recipe(protocol="paper"))
-        assert not torch.allclose(ours.map, theirs.map, atol=1e-6), method
-    assert equicam.explain(
-        cnn, x, method="grad-cam", recipe=equicam.Recipe(protocol="paper")
-    ).views.to_plain() == (0,)
-
-
-def test_three_views_of_the_authors_grid_lack_the_presented_one(cnn, x):
-    e = equicam.explain(cnn, x, views=3, recipe=equicam.Recipe(protocol="paper"))
+    e = equicam.explain(cnn, x, views=3, recipe=PAPER)
     assert (e.views.to_plain(), e.view_confidence.shape) == ((-180, -60, 60), (2, 3))
     probabilities = cnn.module(x).softmax(1)
     assert e.target.tolist() == probabilities.argmax(1).tolist()
@@ -60,27 +43,40 @@ def test_three_views_of_the_authors_grid_lack_the_presented_one(cnn, x):
     assert not torch.isclose(e.confidence[:, None], e.view_confidence).any()
 
 
+def test_the_papers_protocol_is_the_authors_grid_fill_and_variants(cnn, x):
+    published = equicam.explain(cnn, x, views=6, recipe=PAPER)
+    assert published.views.to_plain() == (-180, -120, -60, 0, 60, 120)
+    by_hand = equicam.explain(cnn, x, views=Views.evenly(6, start=-180), recipe=Recipe(fill="zeros"))
+    assert_alive(published.map)
+    assert torch.equal(published.map, by_hand.map)
+    assert not torch.allclose(published.map, equicam.explain(cnn, x, views=6).map, atol=1e-3)
+    kept = equicam.explain(cnn, x, views=6, recipe=Recipe(protocol="paper", fill="reflect"))
+    torch.testing.assert_close(kept.map, equicam.explain(cnn, x, views=6).map)
+    for method in ("grad-cam++", "aug-cam"):
+        ours = equicam.explain(cnn, x, method=method, recipe=Recipe(fill="zeros"))
+        theirs = equicam.explain(cnn, x, method=method, recipe=PAPER)
+        assert not torch.allclose(ours.map, theirs.map, atol=1e-6), method
+    assert equicam.explain(cnn, x, method="grad-cam", recipe=PAPER).views.to_plain() == (0,)
+
+
 def test_options_reach_the_gates(cnn, x):
-    one = equicam.explain(cnn, x, method="equigrad-cam+pcf", views=5, recipe=equicam.Recipe(tau=0.0))
-    two = equicam.explain(cnn, x, method="equigrad-cam+pcf", views=5, recipe=equicam.Recipe(tau=1.0))
+    one = equicam.explain(cnn, x, method="equigrad-cam+pcf", views=5, recipe=Recipe(tau=0.0))
+    two = equicam.explain(cnn, x, method="equigrad-cam+pcf", views=5, recipe=Recipe(tau=1.0))
     assert one.view_kept.any()
     assert not two.view_kept.any()
     assert all("none-kept" in f for f in two.flags)
-    flat = equicam.explain(cnn, x, method="equigrad-cam+soft", views=5, recipe=equicam.Recipe(gamma=0))
+    flat = equicam.explain(cnn, x, method="equigrad-cam+soft", views=5, recipe=Recipe(gamma=0))
     torch.testing.assert_close(flat.map, equicam.explain(cnn, x, views=5).map)
-    sharp = equicam.explain(cnn, x, method="equigrad-cam+soft", views=5, recipe=equicam.Recipe(gamma=30.0))
+    sharp = equicam.explain(cnn, x, method="equigrad-cam+soft", views=5, recipe=Recipe(gamma=30.0))
     assert not torch.allclose(sharp.map, flat.map, atol=1e-3)
 
 
-def test_a_target_may_be_named_once_or_for_each_image(cnn, x):
+def test_a_target_is_for_all_or_each_and_flips_are_against_the_presented_top1(cnn, x):
     once = equicam.explain(cnn, x, target=3, views=2)
     each = equicam.explain(cnn, x, target=torch.tensor([3, 3], dtype=torch.int32), views=2)
     assert once.target.tolist() == [3, 3]
     assert torch.equal(once.map, each.map)
     assert not torch.equal(once.map, equicam.explain(cnn, x, target=[3, 1], views=2).map)
-
-
-def test_flips_are_against_the_presented_top1_even_when_another_class_is_explained(cnn, x):
     top = equicam.explain(cnn, x, views=6)
     other = equicam.explain(cnn, x, views=6, target=(top.target + 1) % 5)
     assert torch.equal(top.view_flips, other.view_flips)
@@ -106,14 +102,11 @@ class Constant(nn.Module):
         return self.spread(self.level(x).exp()).mean((2, 3))
 
 
-def test_a_blank_map_is_flagged_not_silent(x):
+def test_blank_and_constant_maps_are_flagged_and_not_stretched_into_rounding_errors(x):
     e = equicam.explain(equicam.wrap(seeded(Blank), layer="trunk"), x, views=4)
     assert all("blank" in f and "constant" not in f for f in e.flags)
     assert e.map.abs().max() == 0
     assert e.map.isfinite().all()
-
-
-def test_a_constant_map_is_flagged_and_not_stretched_into_rounding_errors():
     model, x = equicam.wrap(Constant(), layer="spread"), pictures(2).float()
     e = equicam.explain(model, x, views=5, method="equigrad-cam-out")
     single = equicam.explain(model, x, method="grad-cam")
@@ -125,7 +118,7 @@ def test_a_constant_map_is_flagged_and_not_stretched_into_rounding_errors():
 
 def test_unseen_corners_are_flagged(cnn, x):
     only45 = Fusion(Views((45.0,)), "features", "features")
-    e = equicam.explain(cnn, x, method=only45, recipe=equicam.Recipe(fill="coverage"))
+    e = equicam.explain(cnn, x, method=only45, recipe=Recipe(fill="coverage"))
     assert all("low-coverage" in f for f in e.flags)
     assert e.raw[:, 0, 0].abs().max() == 0
     assert all("low-coverage" not in f for f in equicam.explain(cnn, x, method=only45).flags)
@@ -134,8 +127,7 @@ def test_unseen_corners_are_flagged(cnn, x):
 @pytest.mark.parametrize(("size", "odd"), [((32, 32), False), ((32, 24), True), ((33, 33), True)])
 def test_odd_sizes_are_flagged(cnn, size, odd):
     e = equicam.explain(cnn, pictures(1, *size), views=2)
-    assert e.map.shape == (1, *size)
-    assert ("odd-size" in e.flags[0]) == odd
+    assert (e.map.shape, "odd-size" in e.flags[0]) == ((1, *size), odd)
 
 
 @pytest.mark.parametrize("flat", [False, True])
@@ -148,17 +140,10 @@ def test_a_single_logit_is_two_classes(flat, x):
     for c, sign in ((0, -1), (1, 1)):
         found = equicam.explain(model, x, method="grad-cam", target=c)
         torch.testing.assert_close(found.view_confidence[:, 0], (sign * z).sigmoid())
-        acts = net.trunk(x).detach().requires_grad_()
-        grads = torch.autograd.grad(sign * net.rest(acts).sum(), acts)[0]
-        plane = (grads.mean((2, 3), keepdim=True) * acts).sum(1).relu().detach()
+        plane = grad_cam_plane(net.trunk(x), lambda acts, sign=sign: sign * net.rest(acts))
         torch.testing.assert_close(found.view_maps[:, 0], plane, atol=1e-10, rtol=0)
         if plane.max() > 0:
             assert_alive(found.map[plane.flatten(1).max(1).values > 0])
-
-
-class Output:
-    def __init__(self, logits):
-        self.logits = logits
 
 
 class TupleLayer(nn.Module):
@@ -215,7 +200,7 @@ class Small(Cnn):
         pytest.param(lambda: Answers(lambda s: [s[:, :, None, None], s]), "trunk", id="picture first"),
         pytest.param(lambda: Answers(lambda s: {"features": s[:, :1], "logits": s}), "trunk", id="logits"),
         pytest.param(lambda: Answers(lambda s: {"out": s}), "trunk", id="dict with out"),
-        pytest.param(lambda: Answers(Output), "trunk", id="object"),
+        pytest.param(lambda: Answers(lambda s: SimpleNamespace(logits=s)), "trunk", id="object"),
         pytest.param(WithTuple, "trunk", id="layer returns a tuple"),
         pytest.param(Overwritten, "same", id="layer's input overwritten"),
         pytest.param(Small, "trunk", id="out of memory"),
@@ -228,15 +213,19 @@ def test_however_a_network_answers_its_map_is_the_same(build, layer, cnn, x):
     assert build is not Small or max(Small.seen) > 4
 
 
+def grad_cam_plane(acts, scores_of):
+    """Grad-CAM of the score that a function makes of the features."""
+    leaf = acts.detach().clone().requires_grad_()
+    grads = torch.autograd.grad(scores_of(leaf).sum(), leaf)[0]
+    return (grads.mean((2, 3), keepdim=True) * leaf).sum(1).relu().detach()
+
+
 def test_an_in_place_relu_after_the_layer_does_not_reach_its_activation(x):
     net = seeded(Cnn)
     e = equicam.explain(equicam.wrap(net, layer="last"), x, method="grad-cam")
     acts = net.last(net.trunk(x)).detach()
     assert acts.min() < 0
-    leaf = acts.clone().requires_grad_()
-    scores = net.head(leaf.relu().mean((2, 3)))
-    grads = torch.autograd.grad(scores.gather(1, e.target[:, None]).sum(), leaf)[0]
-    plane = (grads.mean((2, 3), keepdim=True) * acts).sum(1).relu()
+    plane = grad_cam_plane(acts, lambda a: net.head(a.relu().mean((2, 3))).gather(1, e.target[:, None]))
     assert_alive(e.map)
     torch.testing.assert_close(e.view_maps[:, 0], plane, atol=1e-10, rtol=0)
 
@@ -292,13 +281,10 @@ def test_pictures_and_paths_are_preprocessed(tmp_path):
     picture.save(tmp_path / "a.png")
     model = equicam.wrap(seeded(Cnn).float(), layer="trunk")
     one = equicam.explain(model, picture, views=2)
-    assert one.map.shape == (1, 224, 224)
-    assert one.map.dtype == torch.float32
+    assert (one.map.shape, one.map.dtype) == ((1, 224, 224), torch.float32)
     for images in (str(tmp_path / "a.png"), tmp_path / "a.png", [picture], [tmp_path / "a.png"]):
         assert torch.equal(equicam.explain(model, images, views=2).map, one.map)
-    own = equicam.wrap(
-        seeded(Cnn).float(), layer="trunk", preprocess=lambda p: torch.full((3, 16, 16), p.width / 260.0)
-    )
+    own = replace(model, preprocess=lambda p: torch.full((3, 16, 16), p.width / 260.0))
     assert equicam.explain(own, picture, views=2).map.shape == (1, 16, 16)
 
 

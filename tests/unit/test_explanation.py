@@ -62,11 +62,6 @@ def test_some_of_the_images(e, index, rows):
     assert (some.views, some.layer, some.classes) == (e.views, e.layer, e.classes)
 
 
-def test_iteration_gives_the_images_in_order(e):
-    assert [int(one.target) for one in e] == [2, 3, 0, 4]
-    assert [one.steadiness for one in e] == [(s,) for s in e.steadiness]
-
-
 @pytest.mark.parametrize(
     "index",
     [True, np.True_, torch.tensor(True), 1.5, [0.5], "0", None, 4, -5, [0, 4], torch.tensor([True, False])],
@@ -109,8 +104,7 @@ def test_a_peum_that_means_nothing_is_undefined(e):
     few[:, 0] = True
     assert str(replace(e, view_kept=few)).count("PEUM undefined") == 4
     flat = replace(e, flags=(frozenset({"blank"}), *e.flags[1:]))
-    assert flat.has_peum == (False, True, True, True)
-    assert str(flat).count("PEUM undefined") == 1
+    assert (flat.has_peum, str(flat).count("PEUM undefined")) == ((False, True, True, True), 1)
 
 
 def test_html_is_self_contained_and_escaped(e):
@@ -130,8 +124,7 @@ def test_overlays_are_the_maps_over_the_images(e, model):
     mean, std = (torch.tensor(v)[:, None, None] for v in (model.mean, model.std))
     display = ((pictures(4) * std + mean).clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).numpy()
     found = e.overlay()
-    assert found.shape == (4, 32, 32, 3)
-    assert found.dtype == np.uint8
+    assert (found.shape, found.dtype) == ((4, 32, 32, 3), np.uint8)
     cold = e.map.numpy() == 0  # greyed, and the image's own brightness
     luminance = np.array([0.299, 0.587, 0.114])
     assert cold.any()
@@ -250,11 +243,13 @@ def test_a_file_of_something_else_is_refused(e, tmp_path):
         Explanation.load(tmp_path / "absent.pt")
 
 
-def test_arrays_copies_and_pickles(e):
+def test_arrays_pickles_and_iteration_in_order(e):
     arrays = e.to_numpy()
     assert arrays.keys() == tensors(e).keys()
     assert np.array_equal(arrays["map"], e.map.numpy())
     assert torch.equal(pickle.loads(pickle.dumps(e)).map, e.map)
+    assert [int(one.target) for one in e] == [2, 3, 0, 4]
+    assert [one.steadiness for one in e] == [(s,) for s in e.steadiness]
 
 
 def test_torch_saves_and_loads_it_as_it_is(e, tmp_path):

@@ -43,18 +43,13 @@ def test_an_exception_of_the_model_is_named_with_its_line(kind, cause, place):
     model = equicam.wrap(seeded(kind), layer="trunk")
     with pytest.raises(ModelError) as found:
         equicam.explain(model, pictures())
-    text = str(found.value)
-    assert f"the model '{kind.__name__}' needs to run on inputs " in text
-    assert f"got {cause.__name__}: " in text
-    assert "test_failures.py:" in text
-    assert place in text
+    named = f"the model '{kind.__name__}' needs to run on inputs .*got {cause.__name__}: .*test_failures.py:.*{place}"
+    assert found.match(f"(?s){named}")
     assert isinstance(found.value.__cause__, cause)
 
 
 def test_channels_are_named():
-    module = nn.Sequential(
-        nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)
-    )
+    module = nn.Sequential(nn.Conv2d(4, 2, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     model = equicam.wrap(module, layer="1")
     with pytest.raises(equicam.EquicamError, match="inputs with 4 channels, got 3 channels") as found:
         equicam.explain(model, torch.rand(1, 3, 32, 32))
@@ -114,11 +109,7 @@ class Interrupted(Cnn):
 
 @pytest.mark.parametrize(
     ("kind", "got"),
-    [
-        (Broken, "got KeyError: 'nothing here' ("),
-        (Exits, "got SystemExit: 7 ("),
-        (Unprintable, "got UnprintableError ("),
-    ],
+    [(Broken, "KeyError: 'nothing here' ("), (Exits, "SystemExit: 7 ("), (Unprintable, "UnprintableError (")],
 )
 def test_a_model_that_always_raises_fails_alike_with_and_without_a_layer(kind, got):
     net = seeded(kind)
@@ -127,18 +118,15 @@ def test_a_model_that_always_raises_fails_alike_with_and_without_a_layer(kind, g
     with pytest.raises(ModelError) as choosing:
         equicam.explain(net, pictures(1), views=1)
     assert str(choosing.value) == str(later.value)
-    assert got in str(later.value)
+    assert f"got {got}" in str(later.value)
     assert "test_failures.py:" in str(later.value)
 
 
-def test_zeros_of_a_guessed_size_are_named_as_such():
+def test_zeros_of_a_guessed_size_are_named_as_such_and_ctrl_c_stays_ctrl_c():
     with pytest.raises(
-        ModelError, match=r"on inputs \(1, 3, 224, 224\), .*; try mending it there, or example= of"
+        ModelError, match=r"on inputs \(1, 3, 224, 224\), .*; try mending it there, or example="
     ):
         equicam.wrap(seeded(Broken))
-
-
-def test_ctrl_c_in_the_model_stays_ctrl_c():
     with pytest.raises(KeyboardInterrupt):
         equicam.wrap(seeded(Interrupted))
     with pytest.raises(KeyboardInterrupt):
@@ -172,19 +160,15 @@ def photos(tmp_path):
 NAMED = "the model's preprocessing needs to take an image of {}, got KeyError: 'prep bug' ("
 
 
-@pytest.mark.parametrize("context", ["none", "auto"])
-def test_an_exception_of_a_preprocessing_is_named_with_its_line(photos, tmp_path, context):
+def test_an_exception_of_a_preprocessing_is_named_with_its_line(photos, tmp_path):
     model = equicam.wrap(seeded(Cnn), layer="trunk", preprocess=broken_preprocessing)
-    with pytest.raises(ModelError) as found:
-        equicam.explain(model, photos / "0.png", context=context)
-    assert NAMED.format("48×40") in str(found.value)
-    assert "test_failures.py:" in str(found.value)
+    for context in ("none", "auto"):
+        with pytest.raises(ModelError) as found:
+            equicam.explain(model, photos / "0.png", context=context)
+        assert NAMED.format("48×40") in str(found.value)
+        assert "test_failures.py:" in str(found.value)
     with pytest.raises(ModelError, match=r"prep bug.*test_failures\.py:"):
         equicam.evaluate(model, str(photos), methods=["grad-cam"], scores=["eq"], out=tmp_path / "e")
-
-
-def test_a_row_has_the_line_of_the_preprocessing(photos, tmp_path):
-    model = equicam.wrap(seeded(Cnn), layer="trunk", preprocess=broken_preprocessing)
     run = equicam.audit(str(photos), model, tmp_path / "run", views=2, workers=1)
     row = run.items.to_pylist()[0]
     assert row["reason"] == "refused"
@@ -195,9 +179,7 @@ def test_a_row_has_the_line_of_the_preprocessing(photos, tmp_path):
 @pytest.mark.parametrize("returned", [None, np.zeros((3, 32, 32)), torch.zeros(1, 3, 32, 32)])
 def test_what_a_preprocessing_returns_is_checked(returned, photos):
     model = equicam.wrap(seeded(Cnn), layer="trunk", preprocess=lambda _image: returned)
-    with pytest.raises(
-        equicam.EquicamError, match=r"the model's preprocessing needs to return a tensor \[c, H, W\]"
-    ):
+    with pytest.raises(equicam.EquicamError, match=r"preprocessing needs to return a tensor \[c, H, W\]"):
         equicam.explain(model, photos / "0.png")
 
 
@@ -222,33 +204,29 @@ def prep(image):
 def build():
     return equicam.wrap(Net(), preprocess=prep{layer})
 """
+ALL = ("explain", "evaluate", "audit")
 
 
 @pytest.mark.parametrize(
     ("command", "broken", "layer", "named"),
     [
         ("explain", "forward", "", "got ValueError: mine (mine.py:12, in forward)"),
-        ("explain", "forward", ", layer='conv'", "got ValueError: mine (mine.py:12, in forward)"),
-        ("evaluate", "forward", ", layer='conv'", "got ValueError: mine (mine.py:12, in forward)"),
-        ("audit", "forward", ", layer='conv'", "got ValueError: mine (mine.py:12, in forward)"),
         ("explain", "exit", "", "got SystemExit: 7 (mine.py:12, in forward)"),
-        ("explain", "prep", "", "got ValueError: mine (mine.py:16, in prep)"),
-        ("evaluate", "prep", "", "got ValueError: mine (mine.py:16, in prep)"),
-        ("audit", "prep", "", "got ValueError: mine (mine.py:16, in prep)"),
+        *(
+            (name, "forward", ", layer='conv'", "got ValueError: mine (mine.py:12, in forward)")
+            for name in ALL
+        ),
+        *((name, "prep", "", "got ValueError: mine (mine.py:16, in prep)") for name in ALL),
     ],
 )
-def test_the_command_line_names_them_and_exits_with_1(
-    photos, tmp_path, monkeypatch, command, broken, layer, named
-):
+def test_the_command_line_names_them(photos, tmp_path, monkeypatch, command, broken, layer, named):
     monkeypatch.chdir(tmp_path)
-    lines = {"forward": "pass", "prep": "pass", "layer": layer}
-    lines["prep" if broken == "prep" else "forward"] = (
-        "raise SystemExit(7)" if broken == "exit" else "raise ValueError('mine')"
-    )
-    (tmp_path / "mine.py").write_text(MODEL.format(**lines))
-    given = [str(photos / "0.png")] if command == "explain" else [str(photos)]
+    raised = "raise SystemExit(7)" if broken == "exit" else "raise ValueError('mine')"
+    lines = {"forward": "pass", "prep": "pass", "prep" if broken == "prep" else "forward": raised}
+    (tmp_path / "mine.py").write_text(MODEL.format(layer=layer, **lines))
+    source = photos / "0.png" if command == "explain" else photos
     more = ["--views", "2"] if command != "evaluate" else ["--methods", "grad-cam"]
-    arguments = [command, *given, "--model", "mine.py:build", "--out", "out", *more]
+    arguments = [command, str(source), "--model", "mine.py:build", "--out", "out", *more]
     done = CliRunner().invoke(app, arguments, env={"COLUMNS": "400"})
     assert named in done.output.replace("\n", "")
     assert "Traceback" not in done.output

@@ -1,5 +1,7 @@
 """Convolutions with batch norm, addition and ReLU in one step are what the network computes, also after its weights change."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 import torchvision
@@ -23,6 +25,16 @@ def x():
     return torch.rand(2, 5, 9, 9, dtype=torch.float64)
 
 
+@pytest.fixture
+def conv():
+    return nn.Conv2d(5, 5, 3, padding=1).double().requires_grad_(False)
+
+
+@pytest.fixture
+def norm():
+    return with_random_norms(nn.BatchNorm2d(5).double())
+
+
 def with_random_norms(net):
     """Batch norms whose four constants all matter, kept from exploding."""
     generator = torch.Generator().manual_seed(3)
@@ -34,11 +46,6 @@ def with_random_norms(net):
                 if tensor is not None:
                     tensor.data.uniform_(low, high, generator=generator)
     return net.eval().requires_grad_(False).to(memory_format=torch.channels_last)
-
-
-def conv_and_norm():
-    conv, norm = nn.Conv2d(5, 5, 3, padding=1).double(), with_random_norms(nn.BatchNorm2d(5).double())
-    return conv.requires_grad_(False), norm
 
 
 def trace(net, x, dtype=None, memory_format=torch.channels_last):
@@ -87,19 +94,15 @@ def test_a_network_computes_the_same_with_fused_convolutions(name, fused):
     traced, call = trace(net, x)
     assert len(nodes(traced, FUSED)) == fused
     assert not nodes(traced, torch.ops.aten.native_batch_norm.default)
-    for change in (lambda: None, lambda: with_changed_weights(net)):
-        change()
+    for factor in (1, 1.1):
+        for tensor in (*net.parameters(), *net.buffers()):
+            if tensor.is_floating_point():
+                tensor.mul_(factor)
         traced.refresh()
         expected = call(other)["y"]
         assert expected.std() > 0.01
         assert (expected - call(x)["y"]).abs().max() > 1e-4  # the image matters
         torch.testing.assert_close(traced(other)["y"], expected, rtol=1e-9, atol=1e-9)
-
-
-def with_changed_weights(net):
-    for tensor in (*net.parameters(), *net.buffers()):
-        if tensor.is_floating_point():
-            tensor.mul_(1.1)
 
 
 def test_in_half_precision_weights_are_rounded_once():
@@ -141,14 +144,11 @@ def test_a_residual_is_added_whichever_side_it_is_on(add, downsample, x):
         lambda conv, norm, x: nn.functional.conv2d(x, conv.weight[:, :1], padding=1, groups=5).relu(),
     ],
 )  # fmt: skip
-def test_other_computations_are_left_as_they_are(forward, x):
-    conv, norm = conv_and_norm()
+def test_other_computations_are_left_as_they_are(forward, conv, norm, x):
     assert_same(lambda x: forward(conv, norm, x), x, fused=0)
 
 
-def test_a_convolution_is_not_moved_behind_a_change_of_its_input(x):
-    conv, norm = conv_and_norm()
-
+def test_a_convolution_is_not_moved_behind_a_change_of_its_input(conv, norm, x):
     def forward(x):
         x = x * 2
         y = norm(conv(x))
@@ -190,14 +190,11 @@ PERMUTATION, MASK = torch.tensor([4, 2, 0, 1, 3]), torch.rand(5, 5, 3, 3) > 0.5
     ],
     ids=["masked", "assembled", "halved in place", "rounded", "signs", "permuted", "filled", "normalised"],
 )  # fmt: skip
-def test_weights_that_are_computed_are_the_ones_that_are_used(change, x):
-    conv = nn.Conv2d(5, 5, 3, padding=1).double().requires_grad_(False)
+def test_weights_that_are_computed_are_the_ones_that_are_used(change, conv, x):
     assert_same(lambda x: nn.functional.conv2d(x, change(conv.weight), padding=1).relu(), x)
 
 
-def test_a_bias_written_in_part_is_the_one_that_is_used(x):
-    conv = nn.Conv2d(5, 5, 3, padding=1).double().requires_grad_(False)
-
+def test_a_bias_written_in_part_is_the_one_that_is_used(conv, x):
     def forward(x):
         bias = conv.bias.clone()
         bias[0] = 3
@@ -235,16 +232,15 @@ def _into_a_detached(conv, norm, x):
     return x + 0
 
 
-@pytest.mark.parametrize("forward", [_into_a_chunk, _into_a_buffer, _into_a_detached])
-def test_what_is_written_through_a_view_is_written(forward, x):
-    conv, norm = conv_and_norm()
+def _of_another_layout(conv, norm, x):
+    return (x.contiguous() + norm(conv(x))).relu().flatten(1)
+
+
+@pytest.mark.parametrize("forward", [_into_a_chunk, _into_a_buffer, _into_a_detached, _of_another_layout])
+def test_what_is_written_through_a_view_is_written_and_a_residual_has_its_layout(forward, conv, norm, x):
+    if forward is _of_another_layout:
+        conv.to(memory_format=torch.channels_last)
     assert_same(lambda x: forward(conv, norm, x), x)
-
-
-def test_a_residual_of_another_layout_decides_the_layout_of_the_sum(x):
-    conv, norm = conv_and_norm()
-    conv.to(memory_format=torch.channels_last)
-    assert_same(lambda x: (x.contiguous() + norm(conv(x))).relu().flatten(1), x)
 
 
 def test_in_bfloat16_no_bias_of_a_norm_is_rounded_with_a_residual():
@@ -252,10 +248,8 @@ def test_in_bfloat16_no_bias_of_a_norm_is_rounded_with_a_residual():
     norm = with_random_norms(norm)
     norm.bias.add_(20)
     x = torch.rand(2, 8, 9, 9)
-    for forward in (
-        lambda x: (convs[0](x) + norm(convs[1](x))).relu(),
-        lambda x: (norm(convs[1](x)) + x).relu(),
-    ):
+    sums = (lambda x: convs[0](x) + norm(convs[1](x)), lambda x: norm(convs[1](x)) + x)
+    for forward in (lambda x, add=add: add(x).relu() for add in sums):
         traced, call = trace(forward, x, torch.bfloat16)
         exact = forward(x)
         apart = [(found["y"] - exact).mean((0, 2, 3)).abs().mean() for found in (traced(x), call(x))]
@@ -308,10 +302,7 @@ def test_without_cudnn_nothing_is_fused(monkeypatch):
 
 
 def test_a_kernel_that_fails_is_not_used(monkeypatch):
-    def fails(*_given):
-        raise RuntimeError("no engine")
-
-    monkeypatch.setattr(fused_convolutions, "_convolution_relu", fails)
+    monkeypatch.setattr(fused_convolutions, "_convolution_relu", Mock(side_effect=RuntimeError("no engine")))
     fused_convolutions._has_kernel.cache_clear()
     assert_same(small_net(), torch.rand(2, 3, 21, 17), fused=0)
     fused_convolutions._has_kernel.cache_clear()
@@ -322,9 +313,7 @@ def test_a_kernel_that_fails_is_not_used(monkeypatch):
 )
 def test_the_shape_is_known_before_it_runs(stride, padding, dilation, kernel):
     x, weight, bias = torch.rand(2, 4, 11, 8), torch.rand(6, 4, kernel, kernel), torch.rand(6)
-    settings = [[stride] * 2, [padding] * 2, [dilation] * 2]
-    torch.library.opcheck(
-        FUSED, (x, weight, bias, None, *settings), test_utils=("test_schema", "test_faketensor")
-    )
-    found = FUSED(x, weight, bias, None, *settings)
+    given = (x, weight, bias, None, [stride] * 2, [padding] * 2, [dilation] * 2)
+    torch.library.opcheck(FUSED, given, test_utils=("test_schema", "test_faketensor"))
+    found = FUSED(*given)
     torch.testing.assert_close(found, nn.functional.conv2d(x, weight, bias, stride, padding, dilation).relu())

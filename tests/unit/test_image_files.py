@@ -66,9 +66,8 @@ def test_exif_says_which_way_is_up(tmp_path):
 
 
 def test_an_animation_is_its_first_frame(tmp_path):
-    frames = [Image.fromarray(COLOUR), Image.fromarray(COLOUR[::-1])]
-    path = tmp_path / "a.png"
-    frames[0].save(path, save_all=True, append_images=frames[1:])
+    options = {"save_all": True, "append_images": [Image.fromarray(COLOUR[::-1])]}
+    path = saved(tmp_path, Image.fromarray(COLOUR), "a.png", **options)
     assert np.array_equal(open_image(path), COLOUR)
 
 

@@ -57,12 +57,10 @@ def test_other_images_classes_and_networks_have_scores_of_their_own(method):
     one, other = (equicam.wrap(seeded(Cnn, seed), layer="trunk") for seed in (0, 1))
     x, y = pictures(1), pictures(1, seed=4)
     cases = [(one, x, 0), (one, x, 1), (one, y, 0), (other, x, 0)]
-    expected = [
-        equicam.explain(model, image, method=method, target=target).map for model, image, target in cases
-    ]
+    expected = [equicam.explain(*case, method=method, target=target).map for *case, target in cases]
     with remember_masked_scores():
-        for (model, image, target), wanted in zip(cases, expected, strict=True):
-            assert torch.equal(equicam.explain(model, image, method=method, target=target).map, wanted)
+        for (*case, target), wanted in zip(cases, expected, strict=True):
+            assert torch.equal(equicam.explain(*case, method=method, target=target).map, wanted)
     assert not any(torch.equal(expected[0], wanted) for wanted in expected[1:])
 
 
@@ -86,7 +84,5 @@ def test_compiled_batches_are_even_whatever_memory_is_free(fit, sizes, monkeypat
     assert max(found) - min(found) <= 1
     assert sizes is None or found == sizes
     assert max(found) <= fit
-    assert {len(one) for one in masking._batches(eager, masks, pictures(1))} <= {
-        min(256, fit),
-        8000 % min(256, fit),
-    }
+    most = min(256, fit)
+    assert {len(one) for one in masking._batches(eager, masks, pictures(1))} <= {most, 8000 % most}

@@ -21,8 +21,7 @@ def test_parts_are_pending_until_they_are_there(tmp_path):
     assert parts.pending(3) == [0, 2]
     parts.write(0, ROWS)
     again = Shards(tmp_path / "run", {"model": "a"}, fix="another folder")
-    assert again.pending(2) == []
-    assert again.read(2)["a"].to_pylist() == [1, 2, 1, 2]
+    assert (again.pending(2), again.read(2)["a"].to_pylist()) == ([], [1, 2, 1, 2])
 
 
 def test_another_fingerprint_is_refused_by_name(tmp_path):
@@ -43,8 +42,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         write_atomic(target, b"after")
-    assert target.read_bytes() == b"before"
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    assert (target.read_bytes(), [p.name for p in tmp_path.iterdir()]) == (b"before", ["file"])
 
 
 def test_a_killed_writer_leaves_a_whole_file_or_none(tmp_path):
@@ -63,8 +61,7 @@ for i in range(10**6):
         child.kill()
         child.wait()
         data = (tmp_path / "file").read_bytes()
-        assert len(data) == 300_000
-        assert len(set(data)) == 1
+        assert (len(data), len(set(data))) == (300_000, 1)
 
 
 def test_a_folder_of_somebody_elses_is_not_taken(tmp_path):

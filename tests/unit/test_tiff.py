@@ -110,11 +110,8 @@ def test_reduced_copies_and_masks_are_no_further_images():
 
 def classic(entries, *, start: int = 8, following: int = 0, count: int | None = None) -> bytes:
     """A little-endian TIFF of one directory, at `start`."""
-    made = struct.pack("<2sHI", b"II", 42, start)
-    made += struct.pack("<H", len(entries) if count is None else count)
-    for entry in entries:
-        made += struct.pack("<HHII", *entry)
-    return made + struct.pack("<I", following)
+    made = struct.pack("<2sHIH", b"II", 42, start, len(entries) if count is None else count)
+    return made + b"".join(struct.pack("<HHII", *entry) for entry in entries) + struct.pack("<I", following)
 
 
 SIZE = [(256, 4, 1, 8), (257, 4, 1, 8), (258, 3, 1, 8)]

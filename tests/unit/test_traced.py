@@ -88,19 +88,14 @@ BLOCKS += [(3, (7, 7), 4, (3, 3)), (2, (4, 4), 3, (5, 1))]
 PATCHES = [((28, 28), 14, True), ((30, 23), 7, False), ((8, 8), 2, True)]
 
 
-@pytest.mark.parametrize(
-    ("channels", "kernel", "stride", "padding", "size", "bias"),
-    [(3, (kernel, kernel), kernel, (0, 0), size, bias) for size, kernel, bias in PATCHES]
-    + [
-        (*one, size, bias)
-        for one in BLOCKS
-        for size in ((32, 32), (31, 45), (24, 37))
-        for bias in (True, False)
-    ],
-)
-def test_a_convolution_of_patches_or_on_blocks_is_the_convolution(
-    channels, kernel, stride, padding, size, bias
-):
+CASES = [(3, (kernel, kernel), kernel, (0, 0), size, bias) for size, kernel, bias in PATCHES]
+CASES += [
+    (*one, size, bias) for one in BLOCKS for size in ((32, 32), (31, 45), (24, 37)) for bias in (True, False)
+]
+
+
+@pytest.mark.parametrize(("channels", "kernel", "stride", "padding", "size", "bias"), CASES)
+def test_patches_and_blocks_are_the_convolution(channels, kernel, stride, padding, size, bias):
     torch.manual_seed(0)
     conv = nn.Conv2d(channels, 5, kernel, stride=stride, padding=padding, bias=bias).double()
     x = torch.rand(2, channels, *size, dtype=torch.float64)
