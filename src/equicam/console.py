@@ -229,6 +229,8 @@ def as_typed(error: Exception) -> str:
 def _as_option(found: re.Match[str]) -> str:
     """An argument as an option of the command, or as a line of its recipe file; as it is where it is neither."""
     name, value = found[2], found[3]
+    if "…" in value:  # of advice in Python
+        return found[0]
     if option := output.options.get(name):
         value = value.strip('"')
         return f"no {option}" if value in ("None", "False") else f"{option} {value}".removesuffix(" True")

@@ -199,12 +199,13 @@ def equivariant(
     """Any explainer `(x, target) → map` as its aligned average over 18 views, or others, with PEUM.
 
     Captum attributions, pytorch-grad-cam and torchcam objects are taken as they are; images that are no tensors are
-    preprocessed as ImageNet's. Of `recipe`, views, fill and dtype apply.
+    preprocessed as ImageNet's. Of `recipe`, views, fill, protocol and dtype apply.
     """
     method = Method(
         "an explainer of the caller's", Fusion(Views.evenly(18), "map", "map"), reader=external(fn)
     )
-    chosen = replace(Recipe.of(recipe, views=views), method=method, context="none", compiled=False)
+    chosen = Recipe.of(recipe, views=views)
+    chosen = replace(chosen, method=method, context="none", compiled=False, tau=None, gamma=None)
     resolve(chosen)  # refuses views that are none, before anything is explained
 
     def explainer(x: Images, target: Target) -> Explanation:

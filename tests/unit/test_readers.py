@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torchvision
 from pytorch_grad_cam import FinerCAM
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -41,6 +42,17 @@ def test_a_head_that_takes_no_more_rows_than_the_trunk_gets_the_whole_network(bu
     if build is ByBatch:  # the same network, written the usual way
         plain = seeded(Cnn, seed=7)
         torch.testing.assert_close(e.map, explained(plain, x, method=method).map)
+
+
+def test_ablation_of_an_image_does_not_depend_on_its_batch():
+    """In float32 a logit of another run differs by more than a channel of 512 may count."""
+    torch.manual_seed(3)
+    net, x = torchvision.models.resnet18().eval(), pictures(3, 64, 64).float()
+    together = explained(net, x, "layer4", method="ablation-cam").raw
+    for i in range(3):
+        alone = explained(net, x[i : i + 1], "layer4", method="ablation-cam").raw[0]
+        assert alone.std() > 1e-6
+        assert (together[i] - alone).abs().max() <= 2e-6 * alone.abs().max()
 
 
 def test_a_shift_of_all_logits_does_not_turn_ablation_cam_upside_down():

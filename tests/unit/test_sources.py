@@ -157,7 +157,7 @@ def test_a_flat_folder_has_no_labels_and_a_mixed_one_some(tmp_path):
 def test_a_split_may_be_a_folder(tmp_path):
     touch(tmp_path, "train/a/1.png", "train/a/2.png", "val/b/1.png", "val/b/deep/2.png")
     assert known(find_items(tmp_path, split="val")) == {"b/1.png": "b", "b/deep/2.png": "b"}
-    refused(tmp_path, "a split, got folders 'train', 'val'; try split='train'")
+    refused(tmp_path, "a split, got folders 'train', 'val'; try split=\"train\"")
     refused(tmp_path, "'test' needs a folder of that name in .*, got folders 'train', 'val'", split="test")
     refused(tmp_path / "val", "needs a folder of that name", split="../train")
     refused(tmp_path / "val/b", "needs a folder of that name", split=str(tmp_path / "train"))

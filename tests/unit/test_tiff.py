@@ -15,7 +15,8 @@ from PIL import Image
 from equicam.errors import EquicamError
 from equicam.images.formats import decode
 from equicam.images.items import open_image
-from equicam.images.tiff import COPY_FIX, GEO_FIX, SLIDE_FIX, read_pages
+from equicam.images.tiff import COPY_FIX, GEO_FIX, SLIDE_FIX, read_pages, refuse_unfaithful
+from tests.rasters.test_hostile import tiff
 
 RASTERS = Path(os.environ.get("EQUICAM_PICTURES", "/nowhere")) / "rasters"
 RAMP = np.linspace(0, 255, 48 * 32).reshape(48, 32).astype(np.uint8)
@@ -46,6 +47,14 @@ def ome(planes: np.ndarray) -> bytes:
 
 def tiled_page(size: int = 64) -> np.ndarray:
     return np.zeros((size, size, 3), np.uint8)
+
+
+def test_billions_of_bands_are_refused_at_once():
+    """The advice names three bands of a file: it must not count them all."""
+    claims = {256: (4, 1, 8), 257: (4, 1, 8), 258: (3, 1, 8), 277: (4, 1, 4_000_000_000), 34735: (3, 1, 1)}
+    with pytest.raises(EquicamError, match="4000000000 bands") as error:
+        refuse_unfaithful(tiff(claims, b""), "a file")
+    assert error.value.fix == GEO_FIX.format("4,3,2")
 
 
 REFUSED = {

@@ -36,7 +36,10 @@ class Fusion:
     weigh: Weigher = uniform
 
     def __post_init__(self) -> None:
-        for name, stage in (("align_at", self.align_at or "map"), ("mean_at", self.mean_at)):
+        for name, stage in (
+            ("align_at", "map" if self.align_at is None else self.align_at),
+            ("mean_at", self.mean_at),
+        ):
             if stage not in STAGES:
                 raise not_one_of(f"Fusion.{name}", STAGES, stage, '"map"')
         if not self.views.radius:

@@ -96,7 +96,8 @@ class EvaluationSpec:
 
     def _map_spec(self, name: str, method: Any) -> MapSpec:
         if isinstance(method, Fusion | Method):
-            return MapSpec(name, resolve(Recipe(method)))
+            own = self.recipe if method is self.recipe.method else Recipe(method)
+            return MapSpec(name, resolve(own))
         one_view = Fusion(Views((0.0,)), "map", "map")
         if not isinstance(method, str):
             explainer = Method("an explainer of the caller's", one_view, reader=external(method))

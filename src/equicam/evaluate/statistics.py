@@ -275,6 +275,8 @@ def upper_bound(successes: int, n: int, *, confidence: float = 0.95) -> float:
     """One-sided Clopper–Pearson: the share p with P(at most this many successes of n | p) = 1 − confidence; 1 if all."""
     if not 0 <= successes <= n:
         raise EquicamError("successes", f"a count from 0 to {n}", successes, "successes=0")
+    if not 0 < confidence < 1:
+        raise EquicamError("confidence", "a share between 0 and 1", confidence, "confidence=0.95")
     return 1.0 if successes == n else float(beta.ppf(confidence, successes + 1, n - successes))
 
 

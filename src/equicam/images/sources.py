@@ -103,7 +103,7 @@ def _in_folder(root: AnyPath, split: str | None, group_by: str | None, tick: Tic
         raise EquicamError(what, needs, "none", fix)
     labels = set(found.labels())
     if len(labels) > 1 and labels.issubset(SPLITS):  # else every image would be labelled by its split
-        raise EquicamError(what, "a split", got, f"split={min(map(str, labels))!r}")
+        raise EquicamError(what, "a split", got, f'split="{min(map(str, labels))}"')
     return found
 
 

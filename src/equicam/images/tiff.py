@@ -8,6 +8,7 @@ import re
 import struct
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import prod
 
 from equicam.errors import EquicamError
@@ -69,7 +70,8 @@ def is_tiff(data: bytes) -> bool:
 
 def pick_bands(count: int, alpha: Collection[int]) -> str:
     """Three bands of a file to try, by number: 4,3,2 are red, green and blue of many satellites; none is transparency."""
-    colours = [band for band in range(1, count + 1) if band not in alpha]
+    # a file says how many bands it has: of billions the first few do
+    colours = list(islice((band for band in range(1, min(count, MAX_VALUES) + 1) if band not in alpha), 8))
     first = colours[:3] if len(colours) > 2 else (colours or [1])[:1] * 3
     return ",".join(map(str, [4, 3, 2] if {2, 3, 4} <= {*colours} else first))
 
@@ -170,7 +172,7 @@ def _page(data: bytes | mmap.mmap, offset: int, order: str, big: bool) -> tuple[
         bands=bands,
         bits=max(numbers("bits", 1)),
         sample_format=max(numbers("format", 1), key=lambda one: one in _FORMATS),
-        alpha=[band for band, kind in enumerate(extra, first_extra) if kind in (1, 2)],
+        alpha={band for band, kind in enumerate(extra[:8], first_extra) if kind in (1, 2)},
         is_copy=bool(numbers("subfile", 0)[0] & 0b101) or numbers("old subfile", 1)[0] == 2,
         is_tiled="tile width" in values or "hamamatsu" in values,
         has_sub_pages="sub-pages" in values,

@@ -254,18 +254,22 @@ def _check_patches(model: Model, grad: Tensor, layout: Layout) -> tuple[Check, .
     if not layout.prefixed:
         return ()
     # booleans and texts: a check outlives the pass, and must keep neither its gradients nor the network alive
-    any_token, any_patch = grad.any(), grad[:, layout.prefix :].any()
+    any_token, any_patch, layer = grad.any(), grad[:, layout.prefix :].any(), model.layer
 
-    dead_head = EquicamError(
-        "the model's head", "weights that are not all zero", "a gradient of exactly zero at every token",
-        "trained or re-initialised head weights",
-    )  # fmt: skip
-    dead_patches = EquicamError(
-        f"layer {model.layer!r}", "patch tokens that still reach the class logits",
-        "a gradient of exactly zero at every patch (after the last attention only the class token does)",
-        "the last block's first LayerNorm",
-    )  # fmt: skip
-    return Check(lambda: any_token, lambda: dead_head), Check(lambda: any_patch, lambda: dead_patches)
+    def dead_head() -> EquicamError:  # a new one for each failure: a traceback would keep its frames
+        return EquicamError(
+            "the model's head", "weights that are not all zero", "a gradient of exactly zero at every token",
+            "trained or re-initialised head weights",
+        )  # fmt: skip
+
+    def dead_patches() -> EquicamError:
+        return EquicamError(
+            f"layer {layer!r}", "patch tokens that still reach the class logits",
+            "a gradient of exactly zero at every patch (after the last attention only the class token does)",
+            "the last block's first LayerNorm",
+        )  # fmt: skip
+
+    return Check(lambda: any_token, dead_head), Check(lambda: any_patch, dead_patches)
 
 
 WIDEST_LAYERS = 64

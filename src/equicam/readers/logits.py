@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -124,9 +125,9 @@ def _check_not_probabilities(logits: Float[Tensor, "n y"], *, labels: bool = Fal
 
 
 def _check_finite(logits: Float[Tensor, "n y"]) -> tuple[Check, ...]:
-    values, fix = logits.detach(), "dtype=None or other weights"
-    error = EquicamError("the model's output", "finite class logits", "NaN or infinity", fix)
-    return (Check(lambda: finite(values), lambda: error),)
+    values, needs, fix = logits.detach(), "finite class logits", "dtype=None or other weights"
+    refuse = partial(EquicamError, "the model's output", needs, "NaN or infinity", fix)
+    return (Check(lambda: finite(values), refuse),)
 
 
 def _probabilities() -> EquicamError:

@@ -42,11 +42,11 @@ def ablation_cam(forward: Forward, targets: Targets) -> Reading:
         keep = (torch.arange(features.shape[axis], device=rows.device) != rows[:, None]).to(features.dtype)
         return features * keep.view(len(rows), *(-1 if a == axis else 1 for a in range(1, features.ndim)))
 
-    acts, classes = forward.features, targets.classes[:, None]
-    found = _predict_variants(forward, acts.shape[1], without_channels)
-    whole = forward.logits.gather(1, classes)
-    without = found.logits.gather(1, classes.repeat_interleave(acts.shape[1], 0)).view(acts.shape[:2])
-    weights = (whole - without) / whole.abs()
+    acts, count = forward.features, forward.features.shape[1] + 1
+    # the last variant lacks no channel: its logit comes from the same run, so that rounding cancels in the difference
+    found = _predict_variants(forward, count, without_channels)
+    logits = found.logits.gather(1, targets.classes.repeat_interleave(count)[:, None]).view(-1, count)
+    weights = (logits[:, -1:] - logits[:, :-1]) / logits[:, -1:].abs()
     return Reading("combined", (weighted(acts, weights.to(acts.dtype)),))
 
 
