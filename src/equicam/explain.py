@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from equicam.core.agreement import measure_agreement, repeatability
 from equicam.core.chain import scale_to_unit, value_range
 from equicam.core.fusion import FusedMap, Fusion, flag_names, fuse, health
 from equicam.core.transforms import margin_needed
@@ -148,21 +149,25 @@ def explain_group(
     # Weigh the views, align them, average them, and finish the chain once.
     fused = fuse(readings, method.combine, fusion, fill)
     # Measure how far the views disagree, and whether the map is healthy.
-    return measure(fused)
+    return measure(fused, in_window=reader.window is not None)
 
 
-def measure(fused: FusedMap) -> dict[str, Tensor]:
+def measure(fused: FusedMap, *, in_window: bool = False) -> dict[str, Tensor]:
     """Every tensor of an explanation by its name; `flags` as a table of booleans."""
     readings, order = fused.readings, fused.order
     with side_stream(fused):  # nothing on the way to the map waits for the uncertainty
         planes = readings.chain_of_each_view(fused.combine)
         own = planes["rectified" if "rectified" in planes else readings.stage]
+        agreed = measure_agreement(fused, in_window=in_window)
         variance = peum(fused.aligned_maps, fused.alignment)
-        correlations = correlate_views(fused.maps_in_presented_frame, radius=fused.views.radius)
+        correlations = correlate_views(fused.maps_in_presented_frame, radius=fused.fusion.views.radius)
         uncertainty = {
             "peum": variance,
             "peum_score": variance.mean((-2, -1)),
             "view_maps": select(own, order).transpose(0, 1),
+            "agreement": agreed.share,
+            "agreed_area": agreed.area,
+            "repeatability": repeatability(fused),
             "stability": correlations.stability,
             "stability_by_view": select(correlations.with_presented, order).T,
         }

@@ -113,7 +113,7 @@ class FusedMap:
     """One fusion of the readings, finished up to the last min–max."""
 
     readings: ViewReadings
-    views: Views  # the fusion's, in its order
+    fusion: Fusion
     alignment: Alignment
     combine: Combine
     gate: Float[Tensor, "t b"]  # what the weigher returned, before scaling
@@ -149,25 +149,31 @@ def fuse(readings: ViewReadings, combine: Combine, fusion: Fusion, fill: Fill) -
     alignment = Alignment(readings.views, fusion.align_at is not None, fill, weights, same)
     if readings.rectify_weights and combine is grad_cam:
         combine = grad_cam_rectified
-    chain = Chain(combine, readings.size)
     if STAGES.index(fusion.align_at or fusion.mean_at) < STAGES.index(readings.stage):
         raise EquicamError(
             f"a reader that starts at {readings.stage!r}", "a fusion from there on",
             f"align_at={fusion.align_at!r}, mean_at={fusion.mean_at!r}", 'align_at="map", mean_at="map"',
         )  # fmt: skip
-    if fusion.align_at == fusion.mean_at == "features" and combine in (grad_cam, grad_cam_rectified):
-        plane = contract_then_warp(alignment, *readings.values, rectify=combine is grad_cam_rectified)
-        fused = chain.trace("combined", [plane], until="upsampled")
-    else:
-        aligned = _aligned_values(readings, combine, fusion, alignment)
-        start, at = fusion.align_at or fusion.mean_at, fusion.mean_at
-        carried = aligned if start == at else [chain.trace(start, aligned, until=at)[at]]
-        fused = chain.trace(at, [alignment.mean(v) for v in carried], until="upsampled")
+    fused = average(readings, combine, fusion, alignment)
     raw = fused["map"] if fusion.mean_at == "map" else fused["upsampled"]
     # a mean taken at pixel size is pooled to the grid its views were read on
     grid = readings.values[0].shape[-2:]
     layer_map = fused["rectified"] if "rectified" in fused else adaptive_avg_pool2d(raw, (grid[0], grid[1]))
-    return FusedMap(readings, fusion.views, alignment, combine, gate, order, raw, layer_map)
+    return FusedMap(readings, fusion, alignment, combine, gate, order, raw, layer_map)
+
+
+def average(
+    readings: ViewReadings, combine: Combine, fusion: Fusion, alignment: Alignment
+) -> dict[Stage, Tensor]:
+    """The planes of a fusion's chain from `mean_at` on, which has one for all views."""
+    chain = Chain(combine, readings.size)
+    if fusion.align_at == fusion.mean_at == "features" and combine in (grad_cam, grad_cam_rectified):
+        plane = contract_then_warp(alignment, *readings.values, rectify=combine is grad_cam_rectified)
+        return chain.trace("combined", [plane], until="upsampled")
+    aligned = _aligned_values(readings, combine, fusion, alignment)
+    start, at = fusion.align_at or fusion.mean_at, fusion.mean_at
+    carried = aligned if start == at else [chain.trace(start, aligned, until=at)[at]]
+    return chain.trace(at, [alignment.mean(v) for v in carried], until="upsampled")
 
 
 def _aligned_values(

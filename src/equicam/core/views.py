@@ -249,8 +249,11 @@ def column_means(
 
 
 def select(x: Shaped[Tensor, "s *m"], rows: Sequence[int]) -> Shaped[Tensor, "t *m"]:
-    """Rows of x in this order; x itself where the order is its own."""
-    return x if list(rows) == list(range(len(x))) else x[_index(tuple(rows), x.device)]
+    """Rows of x in this order; x itself, or a view of it, where they are evenly spaced."""
+    step = rows[1] - rows[0] if len(rows) > 1 else 1
+    if step > 0 and list(rows) == list(range(rows[0], rows[0] + step * len(rows), step)):
+        return x[rows[0] : rows[-1] + 1 : step]
+    return x[_index(tuple(rows), x.device)]
 
 
 @constant

@@ -86,7 +86,7 @@ def _measure(fused: FusedMap, method: Method, kept: _Kept) -> Tensors:
         found["raw"] = fused.raw
     if kept.uncertainty and len(order) > 1:
         maps = select(fused.aligned_maps, order[: kept.views_compared])
-        radius = fused.views.radius
+        radius = fused.fusion.views.radius
         found["peum"] = peum(fused.aligned_maps, fused.alignment)
         found["disagreement"] = correlate_views(maps, kept.region, radius).disagreement
         found["stability"] = correlate_views(fused.maps_in_presented_frame, radius=radius).stability
