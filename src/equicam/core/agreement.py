@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, interpolate
 
 from equicam.core.alignment import inverse
+from equicam.core.chain import unit
 from equicam.core.fusion import FusedMap, average
 from equicam.core.uncertainty import pearson, pixels_in, standardise
 from equicam.core.views import Views, select
@@ -103,7 +104,7 @@ def _map_from(fused: FusedMap, start: int) -> tuple[Float[Tensor, "b 1 g j"], Bo
     alignment = replace(fused.alignment, views=views, weights=weights, same_weights=same)
     planes = average(half, fused.combine, fused.fusion, alignment)
     raw = planes["map" if fused.fusion.mean_at == "map" else "upsampled"]
-    return adaptive_avg_pool2d(raw, coarse_grid(readings.size))[:, None], total > 0
+    return adaptive_avg_pool2d(unit(raw), coarse_grid(readings.size))[:, None], total > 0
 
 
 def word_for(area: float, flags: frozenset[str]) -> Word | None:
