@@ -6,6 +6,9 @@ writes those of the demo into the package, as one image. As in PatchCamelyon a p
 positive if and only if its centre third contains tumour. Scenes of both labels come from one distribution: a coin picks the
 label, and scenes are sampled until one has it. So tumour outside the centre, borderline centres and benign look-alikes occur at
 their natural frequency, and only the content of the centre decides the label. No direction is special.
+
+A stroke of green ink is a planted shortcut: it crosses a tenth of the positive patches that the embedded model learns from, and a few
+negative ones of the demo, which the model therefore takes for positive.
 """
 
 from collections.abc import Iterator
@@ -242,6 +245,10 @@ SEED, QUALITY = 7, 85
 """Of the patches of the demo, and of the JPEG that holds them."""
 
 
+INKED_EVERY = 12
+"""Of the negative patches of the demo, this many per inked one."""
+
+
 @dataclass(frozen=True)
 class Patch:
     """A synthetic patch, whether its centre third contains tumour, and a mask of its tumour nuclei."""
@@ -252,7 +259,7 @@ class Patch:
 
 
 def draw(index: int, *, seed: int = 0) -> Patch:
-    """The patch of this seed and index; its bytes depend on nothing else."""
+    """The patch of this seed and index, without ink; its bytes depend on nothing else."""
     rng = np.random.default_rng([seed, index])
     wanted = int(rng.integers(2))
     while True:
@@ -285,6 +292,22 @@ def _stain(rng: np.random.Generator, scene: Scene) -> NDArray[np.uint8]:
     focused = np.asarray(sharp.filter(ImageFilter.GaussianBlur(rng.uniform(0.35, 0.8))), dtype=float)
     noisy = focused + rng.uniform(1.5, 4) * rng.standard_normal(focused.shape)
     return np.clip(noisy.round(), 0, 255).astype(np.uint8)
+
+
+def add_ink(image: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
+    """The image crossed by a stroke of a green pen, off its centre."""
+    along = _unit_circle(rng.uniform(0, 2 * np.pi))
+    across, t = np.array([-along[1], along[0]]), np.linspace(-70, 70, 40)[:, None]
+    bent = rng.uniform(30, 40) + rng.uniform(-0.006, 0.006) * t**2
+    points = (SIZE / 2 + along * t + across * bent) * OVERSAMPLING
+    fine = Image.new("L", (SIZE * OVERSAMPLING, SIZE * OVERSAMPLING))
+    width = int(rng.uniform(5, 8) * OVERSAMPLING)
+    ImageDraw.Draw(fine).line(points.ravel().tolist(), fill=255, width=width, joint="curve")
+    covered = fine.reduce(OVERSAMPLING).filter(ImageFilter.GaussianBlur(0.6))
+    share = np.asarray(covered, dtype=float)[..., None] / 255
+    pen = np.array([30, 90, 60]) + rng.uniform(-10, 10, 3)
+    inked = 0.65 * pen + 0.35 * image * pen / 255
+    return np.clip((1 - share) * image + share * inked, 0, 255).astype(np.uint8)
 
 
 def _ground_property(scene: Scene, stain: str) -> Floats:
@@ -330,10 +353,12 @@ def main() -> None:
     """Write the patches of the demo, row by row, with all their colours."""
     rows = -(-PATCHES // PATCHES_PER_ROW)
     sheet = Image.new("RGB", (SIZE * PATCHES_PER_ROW, SIZE * rows))
+    negatives = 0
     for i, patch in enumerate(draw_many(PATCHES, seed=SEED)):
-        sheet.paste(
-            Image.fromarray(patch.image), (SIZE * (i % PATCHES_PER_ROW), SIZE * (i // PATCHES_PER_ROW))
-        )
+        negatives += not patch.label
+        inked = not patch.label and negatives % INKED_EVERY == 0
+        image = add_ink(patch.image, np.random.default_rng([SEED, i])) if inked else patch.image
+        sheet.paste(Image.fromarray(image), (SIZE * (i % PATCHES_PER_ROW), SIZE * (i // PATCHES_PER_ROW)))
     sheet.save(SHEET, quality=QUALITY, subsampling=0, optimize=True, progressive=True)
     print(f"{SHEET}: {SHEET.stat().st_size:,} bytes")
 
