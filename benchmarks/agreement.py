@@ -57,14 +57,14 @@ def measure(
             last = previous.get(count)
             for name, values in compare(e, other, alone, last).items():
                 columns[str(count)].setdefault(name, []).extend(values.double().cpu().tolist())
-            previous[count] = e.agreement[-1:].roll(0)
+            previous[count] = e.coarse_outline[-1:]
     return {"groups": [item.group or item.id for item in items] if group_by else None, "views": columns}
 
 
 def compare(
     e: equicam.Explanation, other: equicam.Explanation, alone: equicam.Explanation, last: torch.Tensor | None
 ) -> dict[str, torch.Tensor]:
-    """Each image's figures; `last` is the agreement of the image before the first."""
+    """Each image's figures; `last` is the outline of the image before the first."""
     grid = coarse_grid((e.map.shape[-2], e.map.shape[-1]))
     inside = disc(grid, e.map.device)
     maps = {
@@ -72,8 +72,9 @@ def compare(
         for name, one in (("own", e), ("other", other), ("alone", alone))
     }
     hot = maps["other"] > maps["other"].quantile(0.8, dim=1, keepdim=True)
+    shown = maps["own"] > maps["own"].quantile(0.8, dim=1, keepdim=True)
     share = e.agreement[:, inside]
-    before = torch.cat((e.agreement[-1:] if last is None else last, e.agreement[:-1]))[:, inside]
+    before = torch.cat((e.coarse_outline[-1:] if last is None else last, e.coarse_outline[:-1]))[:, inside]
     rows, columns = (torch.arange(s, device=e.map.device, dtype=torch.float64) - (s - 1) / 2 for s in grid)
     away = (rows[:, None] ** 2 + columns[None, :] ** 2)[inside]
     found = {
@@ -85,11 +86,11 @@ def compare(
         "other_constant": (maps["other"].std(1) < 1e-12).double(),
     }
     for limit in LIMITS:
-        outlined = share >= limit - ROUNDING
+        outlined = (share >= limit - ROUNDING) & shown
         found[f"area {limit}"] = outlined.double().mean(1)
         found[f"found again {limit}"] = inside_share(outlined, hot)
-    outlined = share >= OUTLINE_FROM - ROUNDING
-    found["of another image"] = inside_share(before >= OUTLINE_FROM - ROUNDING, hot)
+    outlined = (share >= OUTLINE_FROM - ROUNDING) & shown
+    found["of another image"] = inside_share(before, hot)
     nearest = away.argsort().argsort()[None] < outlined.sum(1, keepdim=True)
     found["centred disc"] = inside_share(nearest, hot)
     return found

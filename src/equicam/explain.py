@@ -166,6 +166,7 @@ def measure(fused: FusedMap, *, in_window: bool = False) -> dict[str, Tensor]:
             "peum_score": variance.mean((-2, -1)),
             "view_maps": select(own, order).transpose(0, 1),
             "agreement": agreed.share,
+            "coarse_outline": agreed.outline,
             "agreed_area": agreed.area,
             "repeatability": repeatability(fused),
             "stability": correlations.stability,

@@ -5,7 +5,7 @@ import torch
 
 import equicam
 from equicam import Fusion, KeepConfident, Views, uniform
-from equicam.core.agreement import OUTLINE_FROM, outline
+from equicam.core.agreement import OUTLINE_FROM, to_pixels
 from tests.conftest import Cnn, Vit, assert_alive, pictures, seeded
 
 NETS = {"cnn": (Cnn, "trunk"), "vit": (Vit, "blocks.1.norm1")}
@@ -33,8 +33,9 @@ def test_a_quarter_turn_of_the_image_rotates_the_agreement(kind, weigh, at):
     close(rotated.agreement, torch.rot90(straight.agreement, 1, (-2, -1)))
     close(rotated.agreed_area, straight.agreed_area)
     size = (x.shape[-2], x.shape[-1])
-    outlined = outline(straight.agreement, size)
-    assert torch.equal(outline(rotated.agreement, size), torch.rot90(outlined, 1, (-2, -1)))
+    assert straight.coarse_outline.any()
+    outlined = to_pixels(straight.coarse_outline, size)
+    assert torch.equal(to_pixels(rotated.coarse_outline, size), torch.rot90(outlined, 1, (-2, -1)))
 
 
 @pytest.mark.parametrize("kind", NETS)

@@ -6,7 +6,7 @@ import torch
 
 import equicam
 from equicam import Fusion, KeepConfident, Views, uniform
-from equicam.core.agreement import HOT_SHARE, OUTLINE_FROM, coarse_grid, outline, word_for
+from equicam.core.agreement import HOT_SHARE, OUTLINE_FROM, coarse_grid, to_pixels, word_for
 from equicam.core.views import disc
 from tests.conftest import Cnn, pictures, seeded
 
@@ -52,7 +52,11 @@ def test_agreement_is_the_share_of_views_in_whose_hottest_fifth_a_pixel_lies(wei
         assert expected.std() > 0.05
         assert e.agreement[i].numpy() == pytest.approx(expected, abs=1e-9)
         inside = disc((SIDE, SIDE), torch.device("cpu")).numpy()
-        area = (expected >= OUTLINE_FROM - 1e-6)[inside].mean() if kept.sum() >= 6 else np.nan
+        shown = e.map[i].numpy()
+        ranked = np.sort(shown[inside])[::-1]
+        outlined = (expected >= OUTLINE_FROM - 1e-6) & (shown > ranked[int(HOT_SHARE * len(ranked))])
+        assert (e.coarse_outline[i].numpy() == outlined).all()
+        area = outlined[inside].mean() if kept.sum() >= 6 else np.nan
         assert e.agreed_area[i].item() == pytest.approx(area, nan_ok=True)
 
 
@@ -84,10 +88,15 @@ def test_a_half_that_keeps_no_view_and_a_single_view_have_no_repeatability():
     assert none.repeatability.isnan().all()
 
 
-def test_constant_views_make_a_map_blank_when_no_pixel_can_be_outlined():
-    share = torch.full((1, 8, 8), OUTLINE_FROM)
-    assert outline(share, (32, 32)).all()
-    assert not outline(share - 0.01, (32, 32)).any()
+def test_an_outline_at_pixel_size_has_the_area_of_the_coarse_one():
+    coarse = torch.zeros(1, 56, 56, dtype=torch.bool)
+    coarse[:, 10:30, 20:44] = True
+    assert to_pixels(coarse, (224, 224)).float().mean().item() == pytest.approx(
+        coarse.float().mean().item(), rel=0.01
+    )
+
+
+def test_the_word_of_a_map():
     assert word_for(0.02, frozenset()) == "agreed"
     assert word_for(0.005, frozenset()) == "split"
     assert word_for(float("nan"), frozenset()) is None

@@ -3,7 +3,7 @@
     a(p) = Σ_t w_t [p is hot in view t] / Σ_t w_t,   over the views that cover p.
 
 Hot are the pixels of a view's own aligned map above its 80th percentile in the disc: at most a fifth of them, and none of a
-constant map. Maps are compared on a coarse grid, because they have few details: it is a sixteenth of the work at 224 pixels.
+constant map. The outline holds the pixels with a ≥ ¾ that are hot in the map, too. Maps are compared on a coarse grid, because they have few details: it is a sixteenth of the work at 224 pixels.
 """
 
 import math
@@ -42,27 +42,30 @@ class Agreement:
     """What the views of some images agree on, on the coarse grid."""
 
     share: Float[Tensor, "b g j"]
+    outline: Bool[Tensor, "b g j"]
     area: Float[Tensor, " b"]  # share of the disc inside the outline; NaN below six views
     too_blank: Bool[Tensor, " b"]  # so many views are constant that no pixel can be outlined
 
 
 def measure_agreement(fused: FusedMap, *, in_window: bool = False) -> Agreement:
     """The agreement of a map's views; with context, a pixel is hot among those of the view's whole window."""
-    alignment, views = fused.alignment, fused.readings.views
+    alignment, views, radius = fused.alignment, fused.readings.views, fused.fusion.views.radius
     grid = coarse_grid(fused.readings.size)
-    maps = adaptive_avg_pool2d(fused.maps_in_presented_frame, grid)
+    aligned = adaptive_avg_pool2d(fused.maps_in_presented_frame, grid)
+    shown = adaptive_avg_pool2d(unit(fused.raw), grid)
     if in_window:
-        own = adaptive_avg_pool2d(fused.readings.chain_of_each_view(fused.combine)["map"], grid).flatten(-2)
+        of_views = fused.readings.chain_of_each_view(fused.combine)["map"]
+        own, ranked = adaptive_avg_pool2d(of_views, grid).flatten(-2), shown.flatten(-2)
     else:
-        own = pixels_in(maps, "disc", fused.fusion.views.radius)
-    hot = maps > _percentile(own)[..., None, None]
-    cover = alignment.weights[..., None, None] * views.coverage(grid, like=maps)[:, None]
+        own, ranked = (pixels_in(maps, "disc", radius) for maps in (aligned, shown))
+    hot = aligned > _percentile(own)[..., None, None]
+    cover = alignment.weights[..., None, None] * views.coverage(grid, like=aligned)[:, None]
     share = (cover * hot).sum(0) * inverse(cover.sum(0))
-    constant = standardise(own)[1]
-    outlined = pixels_in(share, "disc", fused.fusion.views.radius) >= OUTLINE_FROM - ROUNDING
+    outline = (share >= OUTLINE_FROM - ROUNDING) & (shown > _percentile(ranked)[..., None, None])
     few = (fused.gate > 0).sum(0) < LEAST_VIEWS
-    area = torch.where(few, torch.nan, outlined.to(share.dtype).mean(-1))
-    return Agreement(share, area, (alignment.weights * constant).sum(0) > 1 - OUTLINE_FROM + ROUNDING)
+    area = torch.where(few, torch.nan, pixels_in(outline.to(share.dtype), "disc", radius).mean(-1))
+    blank_weight = (alignment.weights * standardise(own)[1]).sum(0)
+    return Agreement(share, outline, area, blank_weight > 1 - OUTLINE_FROM + ROUNDING)
 
 
 def coarse_grid(size: tuple[int, int]) -> tuple[int, int]:
@@ -77,9 +80,9 @@ def _percentile(values: Float[Tensor, "*n p"]) -> Float[Tensor, "*n"]:
     return values.kthvalue(count - int(HOT_SHARE * count), -1).values
 
 
-def outline(share: Float[Tensor, "b g j"], size: tuple[int, int]) -> Bool[Tensor, "b H W"]:
-    """The pixels that enough views agree on."""
-    return interpolate(share[:, None], size, mode="bilinear")[:, 0] >= OUTLINE_FROM - ROUNDING
+def to_pixels(outline: Bool[Tensor, "b g j"], size: tuple[int, int]) -> Bool[Tensor, "b H W"]:
+    """The outline as a mask at pixel size."""
+    return interpolate(outline[:, None].float(), size, mode="bilinear")[:, 0] >= 0.5
 
 
 def repeatability(fused: FusedMap) -> Float[Tensor, " b"]:
