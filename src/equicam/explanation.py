@@ -49,7 +49,9 @@ class Explanation:
     peum_score: Float[Tensor, " b"]  # mean of peum
     stability: Float[Tensor, " b"]  # mean of stability_by_view over the other views; NaN for one view
     stability_by_view: Float[Tensor, "b t"]  # Pearson of its own map with the presented view's, aligned
-    agreement: Float[Tensor, "b g j"]  # the share of views in whose hottest fifth a cell of a coarse grid lies
+    agreement: Float[
+        Tensor, "b g j"
+    ]  # the share of views in whose hottest fifth a cell of a coarse grid lies
     coarse_outline: Bool[Tensor, "b g j"]  # the part that enough of them agree on, on the same grid
     agreed_area: Float[Tensor, " b"]  # share of the disc inside the outline; NaN below six views
     repeatability: Float[Tensor, " b"]  # Pearson of the maps from one half of the views and the other
