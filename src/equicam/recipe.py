@@ -10,6 +10,7 @@ from equicam.errors import EquicamError, not_one_of
 
 CONTEXTS = ("none", "auto")
 DTYPES = ("bfloat16", "float16", "float32", "float64")
+MAX_VIEWS = 10_000
 
 
 @dataclass(frozen=True)
@@ -20,14 +21,12 @@ class Recipe:
     views: Any = None  # how many, or plain values of `Views`; None: as many as the method has
     fill: str | None = None  # reflect, zeros or coverage; None: chosen from protocol, views and context
     protocol: str = "ours"  # or "paper": its authors' view grid, fill, and variants of methods and metrics
-    context: Any = (
-        None  # auto: views are cut from a surround, if there is one; none; None: auto for windows of rasters
-    )
+    # auto: views are cut from a surround, if there is one; none; None: auto for windows of rasters
+    context: Any = None
     tau: int | float | None = None  # confidence below which PCF drops a view
     gamma: int | float | None = None  # exponent of the soft gate
-    dtype: Any = (
-        None  # a floating type, or its name: run the network under autocast in it; None: in the model's own
-    )
+    # a floating type, or its name: run the network under autocast in it; None: in the model's own
+    dtype: Any = None
     # compile the network, and capture CUDA graphs: how it runs, never what it computes; None: `audit` does if it is repaid
     compiled: bool | None = None
     seed: int = 0  # of every random choice

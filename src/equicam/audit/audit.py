@@ -35,9 +35,9 @@ from equicam.models.weights import fingerprint
 from equicam.rasters.options import Tiling
 from equicam.rasters.tiling import RasterRow, cut_windows
 from equicam.readers.model import Model
-from equicam.recipe import Recipe
+from equicam.recipe import MAX_VIEWS, Recipe
 from equicam.runs.log import Log, Notice, complete, heal, is_complete, log_shard, log_start, refuse_lost_log
-from equicam.runs.manifest import LARGEST, MAX_VIEWS, Manifest, are_views, margin_of
+from equicam.runs.manifest import LARGEST, Manifest, are_views, margin_of
 from equicam.runs.store import RunStore
 from equicam.shards import map_concurrently
 

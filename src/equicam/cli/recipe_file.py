@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equicam.errors import EquicamError, not_one_of
-from equicam.recipe import Recipe
+from equicam.recipe import MAX_VIEWS, Recipe
 
 if TYPE_CHECKING:
     from equicam.core.views import Views
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from equicam.readers.model import Model
 
 MAX_BYTES = 1 << 16
-MAX_VIEWS = 10_000
 LARGEST = 1e12  # of any number
 NAMED_VIEWS = {"dihedral": "dihedral:18", "scales": "scales:0.8,1,1.25", "shifts": "shifts:0.05"}
 """Sets of views that have a name, as they are typed."""
@@ -129,6 +128,8 @@ class Settings:
         """Write them as a recipe file, with what the recipe decides by default; another file of that name stays."""
         if file is None:
             return
+        from equicam.shards import write_atomic
+
         recipe = {name: value for name, value in self.recipe.to_json().items() if value is not None}
         sections = {**self.sections, "recipe": recipe | dict(self.sections["recipe"])}
         text = "\n".join(
@@ -138,22 +139,21 @@ class Settings:
         ).encode(errors="replace")
         if file.exists() and (not file.is_file() or file.read_bytes() != text):
             raise EquicamError("--save-recipe", "a new file", repr(str(file)), "another name")
-        file.write_bytes(text)
+        write_atomic(file, text)
 
 
 def _read(file: Path) -> dict[str, dict[str, Any]]:
     """The sections of a recipe file: known names, of known kinds."""
+    from equicam.images.files import read_file
+
     what = f"recipe file {str(file)!r}"
     if not file.is_file():
         raise EquicamError(what, "an existing file", "none", "its full path")
-    with file.open("rb") as opened:
-        data = opened.read(MAX_BYTES + 1)
-    fix = "equicam audit --save-recipe, which writes one"
-    if len(data) > MAX_BYTES:
-        raise EquicamError(what, f"at most {MAX_BYTES:,} bytes", "more", fix)
+    data, _ = read_file(file, what=what, limit=MAX_BYTES)
     try:
         found: dict[str, dict[str, Any]] = tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:
+        fix = "equicam audit --save-recipe, which writes one"
         raise EquicamError(what, "TOML", str(error)[:200], fix) from error
     for section, values in found.items():
         if section not in SECTIONS or not isinstance(values, dict):

@@ -30,7 +30,7 @@ from equicam.images.tiff import Page, is_tiff, read_pages
 
 MAX_READ_PIXELS = 64_000_000
 """Of one level, for one window: a raster without coarser levels is not read whole to shrink it. Of one tile, which is decoded whole."""
-MAX_ROWS_PIXELS = 4_000_000_000  # decoded for a thumbnail where there is no coarse level: some ten seconds
+MAX_ROWS_PIXELS = 4_000_000_000  # decoded for a thumbnail where there is no coarse level
 MAX_CRS = 100_000
 _CRS = re.compile(r"[A-Za-z]{2,12}:[0-9]{1,9}$|\s*[A-Za-z_]{4,20}\s*[\[(]")
 _CRS_FILES = re.compile(r"(?i)PARAMETERFILE|EXTENSION|grids|grid(shift)?_?file|\.gsb|\.gtx|\+init|://|/vsi")

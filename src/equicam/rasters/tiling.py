@@ -25,7 +25,7 @@ from equicam.rasters.raster import THUMBNAIL_PX, Raster, bad_raster, open_raster
 from equicam.rasters.windows import display_bands, resolve_input
 
 MAX_WINDOWS = 10_000_000
-"""Of one raster; more are a mistake in the options or in a hostile file."""
+"""Of one raster, which lists at some 9 µs each; more are a mistake in the options or in a hostile file."""
 MIN_SATURATION = 0.05
 """Of tissue, whatever Otsu's threshold is: a slide of glass alone has none."""
 THUMBNAIL_PX_A_WINDOW, MAX_THUMBNAIL_PX = 4, 4096

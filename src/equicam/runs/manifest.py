@@ -14,11 +14,10 @@ from equicam.images.files import AnyPath, is_url, may_open
 from equicam.images.items import Item
 from equicam.rasters.options import RasterWindow, Tiling
 from equicam.readers.names import Task, is_library_model, output_name, weights_file
-from equicam.recipe import Recipe
+from equicam.recipe import MAX_VIEWS, Recipe
 from equicam.shards import differences, from_plain, parse_object, shorten
 
 SCHEMA_VERSION = 2
-MAX_VIEWS = 10_000
 LARGEST = 1e6  # of a view's numbers
 
 
